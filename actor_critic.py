@@ -1,0 +1,333 @@
+"""Actor-critic with TD errors, in one file.
+
+A policy π(a|s), the actor, plays. A critic V(s) learns how much reward is still to come after state
+s. Every few steps both learn from the TD error δ_t, the difference between what the critic expected
+and what came: r_t, and then V(s_{t+1}). The critic makes δ_t smaller. The actor makes an action
+likelier if δ_t is positive, for then it turned out better than expected, and less likely otherwise.
+
+    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                     TD error         [1] Sec. 13.5
+    L   = -E[log π(a_t|s_t) ψ_t] + c_v E[δ_t²] - c_e E[H(π(·|s_t))]        with ψ_t = δ_t
+
+Here r_t is the reward, γ discounts the future, and H is the entropy. No gradient flows through the
+target r_t + γ V(s_{t+1}), nor through the weight ψ_t.
+
+Run:  python actor_critic.py        (--help lists every setting)
+See:  RESULT
+
+[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
+"""
+
+import argparse
+import math
+import numbers
+import sys
+import time
+from dataclasses import dataclass, field, fields
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from torch import nn
+
+
+def setting(default, help, low=None, high=None):
+    """A field of Config: its default, a few words of help, its least and greatest value."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass
+class Config:
+    """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
+
+    env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
+    total_steps: int = setting(150_000, "environment steps to train for", 1, 10**12)
+    num_envs: int = setting(8, "N, environments played side by side", 1, 10**5)
+    num_steps: int = setting(4, "T, steps of each environment per update", 2, 10**7)
+    learning_rate: float = setting(2e-3, "step size of Adam", 1e-8, 1.0)
+    anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
+    reward_scale: float = setting(0.1, "learn from the rewards times this number", 1e-9, 1e9)
+    gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
+    value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
+    entropy_coef: float = setting(0.01, "c_e, weight of the entropy bonus", 0.0, 1e6)
+    max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length", 1e-6, 1e12)
+    hidden_layers: int = setting(1, "hidden layers of each network", 0, 100)
+    hidden_size: int = setting(64, "units of each hidden layer", 1, 10**5)
+    seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
+    device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+def mlp(sizes, output_gain):
+    """A network (..., sizes[0]) -> (..., sizes[-1]) with tanh between its linear layers."""
+    layers = []
+    for size_in, size_out in zip(sizes[:-1], sizes[1:]):
+        layers += [nn.Linear(size_in, size_out), nn.Tanh()]
+        nn.init.zeros_(layers[-2].bias)
+        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))  # √2 keeps a signal's size through tanh
+    nn.init.orthogonal_(layers[-2].weight, output_gain)
+    return nn.Sequential(*layers[:-1])  # no tanh after the output
+
+
+class ActorCritic(nn.Module):
+    """The policy π(a|s) and the critic V(s): two networks, sized from the environment's spaces."""
+
+    def __init__(self, envs, config):
+        super().__init__()
+        self.device = torch.device(config.device)
+        obs_dim, action_space = envs.single_observation_space.shape[0], envs.single_action_space
+        if not isinstance(action_space, gym.spaces.Discrete):
+            raise UsageError(
+                f"--env-id {config.env_id}: this script needs Discrete actions, not {action_space}; "
+                "for Box actions use ppo_continuous.py"
+            )
+        self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
+        # Running mean and variance of the observations. In eval mode BatchNorm only applies them.
+        self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None).eval()
+        sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
+        # A policy output near 0 makes all actions about equally likely at first.
+        self.policy = mlp([*sizes, int(action_space.n)], output_gain=0.01)
+        self.critic = mlp([*sizes, 1], output_gain=1.0)
+        self.to(self.device)
+
+    def normalize(self, obs):
+        """obs (..., obs_dim), each number shifted and scaled to mean 0 and variance 1."""
+        return self.obs_norm(obs.flatten(0, -2)).view_as(obs)
+
+    def update_obs_stats(self, obs):
+        """Takes a batch (B, obs_dim) into the running mean and variance."""
+        if len(obs) > 1:  # one observation has no variance
+            self.obs_norm.train()(obs)
+            self.obs_norm.eval()
+
+    def forward(self, obs):
+        """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions), V(obs) (...)."""
+        obs = self.normalize(obs)
+        return self.policy(obs), self.critic(obs).squeeze(-1)
+
+    @torch.no_grad()
+    def act(self, obs, greedy=False):
+        """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+        logits = self.policy(self.normalize(obs))
+        if greedy:
+            return logits.argmax(-1)
+        return torch.multinomial(logits.softmax(-1), num_samples=1).squeeze(-1)
+
+    def to_env(self, action):
+        """Actions (N,) as an array that the environment understands."""
+        return action.cpu().numpy() + self.first_action
+
+
+class RolloutBuffer:
+    """T steps of N environments. Time comes first: row t holds step t of all environments."""
+
+    def __init__(self, T, N, obs_dim):
+        self.obs = np.zeros((T + 1, N, obs_dim), np.float32)  # row t + 1 is what step t led to
+        self.action = np.zeros((T, N), np.int64)
+        self.reward = np.zeros((T, N), np.float32)
+        self.terminated = np.zeros((T, N), bool)
+        self.truncated = np.zeros((T, N), bool)
+        self.valid = np.zeros((T, N), bool)  # False where a step only reset its environment
+
+    def add(self, t, action, next_obs, reward, terminated, truncated, valid):
+        self.action[t], self.obs[t + 1], self.reward[t] = action, next_obs, reward
+        self.terminated[t], self.truncated[t], self.valid[t] = terminated, truncated, valid
+
+    def tensors(self, device):
+        """obs (T+1, N, obs_dim); action, reward, terminated, truncated and valid, each (T, N)."""
+        return (torch.as_tensor(array, device=device) for array in vars(self).values())
+
+
+def td_error(rewards, values, next_values, terminated, gamma):
+    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), with V = 0 after a terminal state. All (T, N).
+
+    Truncated episodes were only interrupted: V(s_{t+1}) counts. The gradient is that of -V(s_t).
+    """
+    assert rewards.shape == values.shape == next_values.shape == terminated.shape
+    target = rewards + gamma * next_values * ~terminated.bool()
+    return target.detach() - values  # the critic moves towards the target, not the target towards it
+
+
+def log_prob_and_entropy(logits, action):
+    """log π(a|s) and the entropy H(π(·|s)), each (...), from logits (..., n_actions), action (...)."""
+    log_probs = logits.log_softmax(-1)
+    log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return log_prob, entropy
+
+
+def actor_critic_loss(log_prob, psi, delta, entropy, config):
+    """The loss L to minimise, from tensors of shape (B,)."""
+    assert log_prob.shape == psi.shape == delta.shape == entropy.shape
+    policy_loss = -(log_prob * psi.detach()).mean()
+    value_loss = delta.square().mean()
+    return policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy.mean()
+
+
+def train(config):
+    """Trains an agent; returns it and its history, (env_step, episode_return) for each episode.
+
+    env_step counts the steps of all environments. Raises UsageError for a setting that cannot work.
+    """
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(1)  # at these sizes more threads only wait for each other
+    T, N = config.num_steps, config.num_envs
+    envs = make_envs(config.env_id, N)
+    agent = ActorCritic(envs, config)
+    parameters = list(agent.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=1e-5, fused=True)
+    buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
+    history, env_step, progress = [], 0, Progress(config.total_steps)
+
+    obs, _ = envs.reset(seed=config.seed)  # seeded only here: again, and all episodes would start alike
+    done = np.zeros(N, bool)
+    while env_step < config.total_steps:
+        if config.anneal_lr:
+            optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - env_step / config.total_steps)
+
+        # Collect: play T steps with the current policy.
+        buffer.obs[0] = obs
+        for t in range(T):
+            action = agent.act(obs)
+            obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
+            valid = ~done  # the step after an episode's end only resets: it ignores the action
+            # Scaled, V(s) is of the order of 1 to 10: soon learned, and its gradient not too long.
+            buffer.add(t, action.cpu(), obs, config.reward_scale * reward, terminated, truncated, valid)
+            env_step += int(valid.sum())
+            done = terminated | truncated
+            if done.any():
+                history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
+
+        # Estimate: how far each step was from what the critic expected.
+        obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
+        logits, values = agent(obs_seq)  # (T+1, N, n_actions), (T+1, N)
+        delta = td_error(reward, values[:-1], values[1:], terminated, config.gamma)
+        psi = delta  # ψ_t, what each step's log-probability is weighed with
+        log_prob, entropy = log_prob_and_entropy(logits[:-1], action)
+
+        # Update: one gradient step, from all but the reset steps.
+        loss = actor_critic_loss(log_prob[valid], psi[valid], delta[valid], entropy[valid], config)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        if not norm.isfinite():
+            raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
+        optimizer.step()
+        agent.update_obs_stats(obs_seq[:-1][valid])
+        progress.show(env_step, history)
+    envs.close()
+    return agent, history
+
+
+# ---- From here on the four scripts are the same: checks, evaluation and the command line ----
+
+
+class UsageError(ValueError):
+    """A setting that cannot work. Its message names the setting and says what would work."""
+
+
+def check_settings(config):
+    """Raises UsageError for a setting of the wrong type, out of range, or not on this machine."""
+    for spec in fields(config):
+        value, low, high = getattr(config, spec.name), spec.metadata["low"], spec.metadata["high"]
+        flag = f"--{spec.name.replace('_', '-')} {value}"
+        kind = {int: numbers.Integral, float: numbers.Real}.get(spec.type, spec.type)
+        if not isinstance(value, kind):
+            raise UsageError(f"{flag}: must be of type {spec.type.__name__}")
+        if low is not None and not low <= value <= high:  # NaN is in no range
+            raise UsageError(f"{flag}: must be between {low} and {high}")
+    try:
+        torch.zeros(1, device=config.device).item()
+    except (RuntimeError, AssertionError):
+        raise UsageError(f"--device {config.device}: not on this machine; use cpu") from None
+
+
+class RefuseNaN(gym.vector.VectorWrapper):
+    """Stops a run whose environment returns NaN or infinity, before anything is learned from it."""
+
+    def reset(self, **options):
+        obs, info = self.env.reset(**options)
+        return self.finite(obs), info
+
+    def step(self, actions):
+        obs, reward, *rest = self.env.step(actions)
+        return self.finite(obs), self.finite(reward), *rest
+
+    def finite(self, numbers):
+        if not np.isfinite(numbers).all():
+            raise UsageError("--env-id: the environment returned NaN or infinity, not finite numbers")
+        return numbers
+
+
+def make_envs(env_id, num_envs):
+    """Copies of an environment that step together and report each finished episode in info."""
+    try:
+        envs = gym.make_vec(env_id, num_envs=num_envs)
+    except (gym.error.Error, ImportError) as error:
+        raise UsageError(f"--env-id {env_id}: {str(error).splitlines()[0]}") from None
+    obs_space = envs.single_observation_space
+    if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
+        raise UsageError(f"--env-id {env_id}: all four scripts need a flat Box observation, not {obs_space}")
+    return RefuseNaN(RecordEpisodeStatistics(envs))
+
+
+class Progress:
+    """Prints a line whenever another twentieth of the run is done."""
+
+    def __init__(self, total_steps):
+        self.total_steps, self.lines, self.start = total_steps, 0, time.perf_counter()
+
+    def show(self, env_step, history):
+        if env_step * 20 < self.total_steps * (self.lines + 1):
+            return
+        self.lines = env_step * 20 // self.total_steps
+        scores = [score for _, score in history[-20:]] or [math.nan]
+        speed = env_step / (time.perf_counter() - self.start)
+        print(f"{min(5 * self.lines, 100):3d}%  steps {env_step:,}  episodes {len(history):,}  average score of "
+              f"the last 20 {np.mean(scores):.1f}  {speed:,.0f} steps/s", flush=True)
+
+
+def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
+    """The returns (episodes,) of fresh episodes, played with the likeliest actions or sampled ones."""
+    envs = make_envs(env_id, episodes)
+    obs, _ = envs.reset(seed=seed)
+    returns, playing = np.zeros(episodes), np.ones(episodes, bool)
+    while playing.any():  # each environment's first episode counts: all of them, long or short
+        obs, reward, terminated, truncated, _ = envs.step(agent.to_env(agent.act(obs, greedy)))
+        returns += reward * playing
+        playing &= ~(terminated | truncated)
+    envs.close()
+    return returns
+
+
+def main():
+    """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        usage=argparse.SUPPRESS,  # so that a mistake costs one line
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=110),
+    )
+    for spec in fields(Config):
+        kind = {"type": spec.type, "metavar": spec.type.__name__.upper()}
+        if spec.type is bool:
+            kind = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
+        text = f"{spec.metadata['help']} (default: {spec.default})"
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, help=text, **kind)
+    # The arguments of a notebook are its kernel's, not the user's.
+    settings = vars(parser.parse_args([] if "ipykernel" in sys.modules else None))
+    try:
+        config = Config(**settings)
+        agent, _ = train(config)
+        for greedy in (True, False):
+            returns = evaluate(agent, config.env_id, greedy=greedy, seed=1_000_000 + 100 * config.seed)
+            print(f"{'greedy' if greedy else 'sampled'} evaluation: {returns.mean():.1f} ± {returns.std():.1f}")
+    except UsageError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""PPO (Proximal Policy Optimization) for discrete actions, in one file.
+
+A policy π(a|s), the actor, plays N copies of an environment for T steps. A critic V(s) learns how
+much reward is still to come after state s. The advantage Â_t says how much better action a_t turned
+out than the critic expected, and PPO makes such actions more likely, in several passes over the
+same steps. The clip removes any gain from moving π further than ε from π_old, which played them.
+
+    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error           [2] Eq. 9
+    Â_t = δ_t + γλ Â_{t+1}                                    GAE                [2] Eq. 16
+    ρ_t = π(a_t|s_t) / π_old(a_t|s_t)                         probability ratio  [1] Sec. 3
+    L   = - E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]          clipped surrogate  [1] Eq. 7
+          + c_v E[(V(s_t) - G_t)²] - c_e E[H(π(·|s_t))]       critic, entropy    [1] Eq. 9
+
+Here r_t is the reward, γ discounts the future, and G_t = Â_t + V_old(s_t) estimates the return.
+
+Run:  python ppo_discrete.py        (--help lists every setting)
+See:  RESULT
+
+[1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
+[2] Schulman et al. 2016, High-Dimensional Continuous Control Using Generalized Advantage
+    Estimation, arXiv:1506.02438
+"""
+
+import argparse
+import math
+import numbers
+import sys
+import time
+from dataclasses import dataclass, field, fields
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from torch import nn
+
+
+def setting(default, help, low=None, high=None):
+    """A field of Config: its default, a few words of help, its least and greatest value."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass
+class Config:
+    """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
+
+    env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
+    total_steps: int = setting(50_000, "environment steps to train for", 1, 10**12)
+    num_envs: int = setting(5, "N, environments played side by side", 1, 10**5)
+    num_steps: int = setting(50, "T, steps of each environment per rollout", 2, 10**7)
+    epochs: int = setting(8, "passes over each rollout", 1, 10**4)
+    minibatch_size: int = setting(125, "environment steps per gradient step", 2, 10**9)
+    learning_rate: float = setting(0.016, "step size of Adam", 1e-8, 1.0)
+    anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
+    reward_scale: float = setting(0.1, "learn from the rewards times this number", 1e-9, 1e9)
+    gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
+    gae_lambda: float = setting(0.98, "λ of GAE: 0 relies on the critic, 1 on the rewards", 0.0, 1.0)
+    clip_eps: float = setting(0.1, "ε, clip of the probability ratio", 0.0, 1e6)
+    value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
+    entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
+    max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length", 1e-6, 1e12)
+    hidden_layers: int = setting(1, "hidden layers of each network", 0, 100)
+    hidden_size: int = setting(64, "units of each hidden layer", 1, 10**5)
+    seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
+    device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.minibatch_size > self.num_envs * self.num_steps:
+            raise UsageError(
+                f"--minibatch-size {self.minibatch_size}: must be at most the steps of a rollout, "
+                f"--num-envs {self.num_envs} x --num-steps {self.num_steps}"
+            )
+
+
+def mlp(sizes, output_gain):
+    """A network (..., sizes[0]) -> (..., sizes[-1]) with tanh between its linear layers."""
+    layers = []
+    for size_in, size_out in zip(sizes[:-1], sizes[1:]):
+        layers += [nn.Linear(size_in, size_out), nn.Tanh()]
+        nn.init.zeros_(layers[-2].bias)
+        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))  # √2 keeps a signal's size through tanh
+    nn.init.orthogonal_(layers[-2].weight, output_gain)
+    return nn.Sequential(*layers[:-1])  # no tanh after the output
+
+
+class ActorCritic(nn.Module):
+    """The policy π(a|s) and the critic V(s): two networks, sized from the environment's spaces."""
+
+    def __init__(self, envs, config):
+        super().__init__()
+        self.device = torch.device(config.device)
+        obs_dim, action_space = envs.single_observation_space.shape[0], envs.single_action_space
+        if not isinstance(action_space, gym.spaces.Discrete):
+            raise UsageError(
+                f"--env-id {config.env_id}: this script needs Discrete actions, not {action_space}; "
+                "for Box actions use ppo_continuous.py"
+            )
+        self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
+        # Running mean and variance of the observations. In eval mode BatchNorm only applies them.
+        self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None).eval()
+        sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
+        # A policy output near 0 makes all actions about equally likely at first.
+        self.policy = mlp([*sizes, int(action_space.n)], output_gain=0.01)
+        self.critic = mlp([*sizes, 1], output_gain=1.0)
+        self.to(self.device)
+
+    def normalize(self, obs):
+        """obs (..., obs_dim), each number shifted and scaled to mean 0 and variance 1."""
+        return self.obs_norm(obs.flatten(0, -2)).view_as(obs)
+
+    def update_obs_stats(self, obs):
+        """Takes a batch (B, obs_dim) into the running mean and variance."""
+        if len(obs) > 1:  # one observation has no variance
+            self.obs_norm.train()(obs)
+            self.obs_norm.eval()
+
+    def forward(self, obs):
+        """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions), V(obs) (...)."""
+        obs = self.normalize(obs)
+        return self.policy(obs), self.critic(obs).squeeze(-1)
+
+    @torch.no_grad()
+    def act(self, obs, greedy=False):
+        """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+        logits = self.policy(self.normalize(obs))
+        if greedy:
+            return logits.argmax(-1)
+        return torch.multinomial(logits.softmax(-1), num_samples=1).squeeze(-1)
+
+    def to_env(self, action):
+        """Actions (N,) as an array that the environment understands."""
+        return action.cpu().numpy() + self.first_action
+
+
+class RolloutBuffer:
+    """T steps of N environments. Time comes first: row t holds step t of all environments."""
+
+    def __init__(self, T, N, obs_dim):
+        self.obs = np.zeros((T + 1, N, obs_dim), np.float32)  # row t + 1 is what step t led to
+        self.action = np.zeros((T, N), np.int64)
+        self.reward = np.zeros((T, N), np.float32)
+        self.terminated = np.zeros((T, N), bool)
+        self.truncated = np.zeros((T, N), bool)
+        self.valid = np.zeros((T, N), bool)  # False where a step only reset its environment
+
+    def add(self, t, action, next_obs, reward, terminated, truncated, valid):
+        self.action[t], self.obs[t + 1], self.reward[t] = action, next_obs, reward
+        self.terminated[t], self.truncated[t], self.valid[t] = terminated, truncated, valid
+
+    def tensors(self, device):
+        """obs (T+1, N, obs_dim); action, reward, terminated, truncated and valid, each (T, N)."""
+        return (torch.as_tensor(array, device=device) for array in vars(self).values())
+
+
+@torch.no_grad()
+def compute_gae(rewards, values, terminated, truncated, gamma, gae_lambda):
+    """Generalized advantage estimates Â (arXiv:1506.02438, Eq. 16), by recursion from the last step.
+
+    rewards, terminated, truncated: (T, N). values: (T+1, N); values[t+1] belongs to the state that
+    step t led to, even where the episode ended there. Returns (T, N), without gradient.
+    """
+    assert rewards.shape == terminated.shape == truncated.shape == values[1:].shape
+    terminated, truncated = terminated.bool(), truncated.bool()
+    # A terminal state promises nothing. A truncated episode was only interrupted: bootstrap.
+    delta = rewards + gamma * values[1:] * ~terminated - values[:-1]
+    # After the end of an episode, of either kind, the next row belongs to another one.
+    goes_on = ~(terminated | truncated)
+    advantages = torch.zeros_like(delta)
+    advantage = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantage = delta[t] + gamma * gae_lambda * (goes_on[t] * advantage)
+        advantages[t] = advantage
+    return advantages
+
+
+def log_prob_and_entropy(logits, action):
+    """log π(a|s) and the entropy H(π(·|s)), each (...), from logits (..., n_actions), action (...)."""
+    log_probs = logits.log_softmax(-1)
+    log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return log_prob, entropy
+
+
+def ppo_loss(log_prob, old_log_prob, advantage, value, return_, entropy, config):
+    """The loss L to minimise (arXiv:1707.06347, Eq. 7 and 9). All tensors have shape (B,)."""
+    assert log_prob.shape == old_log_prob.shape == advantage.shape == value.shape == return_.shape
+    ratio = (log_prob - old_log_prob).exp()
+    clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
+    policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
+    value_loss = (value - return_).square().mean()
+    loss = policy_loss + config.value_coef * value_loss
+    if config.entropy_coef > 0:  # or else this term would only cost time
+        loss = loss - config.entropy_coef * entropy.mean()
+    return loss
+
+
+def train(config):
+    """Trains an agent; returns it and its history, (env_step, episode_return) for each episode.
+
+    env_step counts the steps of all environments. Raises UsageError for a setting that cannot work.
+    """
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(1)  # at these sizes more threads only wait for each other
+    T, N = config.num_steps, config.num_envs
+    envs = make_envs(config.env_id, N)
+    agent = ActorCritic(envs, config)
+    parameters = list(agent.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=1e-5, fused=True)
+    buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
+    num_minibatches = math.ceil(T * N / config.minibatch_size)
+    history, env_step, progress = [], 0, Progress(config.total_steps)
+
+    obs, _ = envs.reset(seed=config.seed)  # seeded only here: again, and all episodes would start alike
+    done = np.zeros(N, bool)
+    while env_step < config.total_steps:
+        if config.anneal_lr:
+            optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - env_step / config.total_steps)
+
+        # Collect: play T steps with the current policy.
+        buffer.obs[0] = obs
+        for t in range(T):
+            action = agent.act(obs)
+            obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
+            valid = ~done  # the step after an episode's end only resets: it ignores the action
+            # Scaled, V(s) is of the order of 1 to 10: soon learned, and its gradient not too long.
+            buffer.add(t, action.cpu(), obs, config.reward_scale * reward, terminated, truncated, valid)
+            env_step += int(valid.sum())
+            done = terminated | truncated
+            if done.any():
+                history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
+
+        # Estimate: once per rollout, so that the targets stand still while the networks move.
+        obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
+        with torch.no_grad():
+            logits, values = agent(obs_seq)  # (T+1, N, n_actions), (T+1, N)
+            old_log_prob, _ = log_prob_and_entropy(logits[:-1], action)
+        advantage = compute_gae(reward, values, terminated, truncated, config.gamma, config.gae_lambda)
+        rollout = (obs_seq[:-1], action, old_log_prob, advantage, advantage + values[:-1])
+        rollout = [x[valid] for x in rollout]  # (T, N, ...) -> (B, ...), without the reset steps
+
+        # Update: several passes over the rollout, in shuffled minibatches.
+        for _ in range(config.epochs):
+            for index in torch.randperm(len(rollout[0])).tensor_split(num_minibatches):
+                obs_b, action_b, old_log_prob_b, advantage_b, return_b = (x[index] for x in rollout)
+                # Scaled to a spread of 1, whatever the rewards' size. With correction=0 a minibatch
+                # of one step, which has no spread, gets advantage 0 instead of NaN.
+                advantage_b = (advantage_b - advantage_b.mean()) / (advantage_b.std(correction=0) + 1e-8)
+                logits, value = agent(obs_b)
+                log_prob, entropy = log_prob_and_entropy(logits, action_b)
+                loss = ppo_loss(log_prob, old_log_prob_b, advantage_b, value, return_b, entropy, config)
+                optimizer.zero_grad()
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+                if not norm.isfinite():
+                    raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
+                optimizer.step()
+        agent.update_obs_stats(rollout[0])
+        progress.show(env_step, history)
+    envs.close()
+    return agent, history
+
+
+# ---- From here on the four scripts are the same: checks, evaluation and the command line ----
+
+
+class UsageError(ValueError):
+    """A setting that cannot work. Its message names the setting and says what would work."""
+
+
+def check_settings(config):
+    """Raises UsageError for a setting of the wrong type, out of range, or not on this machine."""
+    for spec in fields(config):
+        value, low, high = getattr(config, spec.name), spec.metadata["low"], spec.metadata["high"]
+        flag = f"--{spec.name.replace('_', '-')} {value}"
+        kind = {int: numbers.Integral, float: numbers.Real}.get(spec.type, spec.type)
+        if not isinstance(value, kind):
+            raise UsageError(f"{flag}: must be of type {spec.type.__name__}")
+        if low is not None and not low <= value <= high:  # NaN is in no range
+            raise UsageError(f"{flag}: must be between {low} and {high}")
+    try:
+        torch.zeros(1, device=config.device).item()
+    except (RuntimeError, AssertionError):
+        raise UsageError(f"--device {config.device}: not on this machine; use cpu") from None
+
+
+class RefuseNaN(gym.vector.VectorWrapper):
+    """Stops a run whose environment returns NaN or infinity, before anything is learned from it."""
+
+    def reset(self, **options):
+        obs, info = self.env.reset(**options)
+        return self.finite(obs), info
+
+    def step(self, actions):
+        obs, reward, *rest = self.env.step(actions)
+        return self.finite(obs), self.finite(reward), *rest
+
+    def finite(self, numbers):
+        if not np.isfinite(numbers).all():
+            raise UsageError("--env-id: the environment returned NaN or infinity, not finite numbers")
+        return numbers
+
+
+def make_envs(env_id, num_envs):
+    """Copies of an environment that step together and report each finished episode in info."""
+    try:
+        envs = gym.make_vec(env_id, num_envs=num_envs)
+    except (gym.error.Error, ImportError) as error:
+        raise UsageError(f"--env-id {env_id}: {str(error).splitlines()[0]}") from None
+    obs_space = envs.single_observation_space
+    if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
+        raise UsageError(f"--env-id {env_id}: all four scripts need a flat Box observation, not {obs_space}")
+    return RefuseNaN(RecordEpisodeStatistics(envs))
+
+
+class Progress:
+    """Prints a line whenever another twentieth of the run is done."""
+
+    def __init__(self, total_steps):
+        self.total_steps, self.lines, self.start = total_steps, 0, time.perf_counter()
+
+    def show(self, env_step, history):
+        if env_step * 20 < self.total_steps * (self.lines + 1):
+            return
+        self.lines = env_step * 20 // self.total_steps
+        scores = [score for _, score in history[-20:]] or [math.nan]
+        speed = env_step / (time.perf_counter() - self.start)
+        print(f"{min(5 * self.lines, 100):3d}%  steps {env_step:,}  episodes {len(history):,}  average score of "
+              f"the last 20 {np.mean(scores):.1f}  {speed:,.0f} steps/s", flush=True)
+
+
+def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
+    """The returns (episodes,) of fresh episodes, played with the likeliest actions or sampled ones."""
+    envs = make_envs(env_id, episodes)
+    obs, _ = envs.reset(seed=seed)
+    returns, playing = np.zeros(episodes), np.ones(episodes, bool)
+    while playing.any():  # each environment's first episode counts: all of them, long or short
+        obs, reward, terminated, truncated, _ = envs.step(agent.to_env(agent.act(obs, greedy)))
+        returns += reward * playing
+        playing &= ~(terminated | truncated)
+    envs.close()
+    return returns
+
+
+def main():
+    """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        usage=argparse.SUPPRESS,  # so that a mistake costs one line
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=110),
+    )
+    for spec in fields(Config):
+        kind = {"type": spec.type, "metavar": spec.type.__name__.upper()}
+        if spec.type is bool:
+            kind = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
+        text = f"{spec.metadata['help']} (default: {spec.default})"
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, help=text, **kind)
+    # The arguments of a notebook are its kernel's, not the user's.
+    settings = vars(parser.parse_args([] if "ipykernel" in sys.modules else None))
+    try:
+        config = Config(**settings)
+        agent, _ = train(config)
+        for greedy in (True, False):
+            returns = evaluate(agent, config.env_id, greedy=greedy, seed=1_000_000 + 100 * config.seed)
+            print(f"{'greedy' if greedy else 'sampled'} evaluation: {returns.mean():.1f} ± {returns.std():.1f}")
+    except UsageError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Measures the scripts over many seeds, and on request side by side with stable-baselines3.
+
+    python tests/benchmark.py                              every script, seeds 100 to 119
+    python tests/benchmark.py --script reinforce --seeds 100 101 102
+    python tests/benchmark.py --peer sb3                   the PPO scripts and SB3 in turn, seed by seed
+
+Prints Markdown tables, and writes one line for each run to a CSV beside this file. "Solved" means that
+the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). Times
+are training alone, without imports, in one torch thread; compare them by their ratio in one run. The
+seeds 0 to 9 were used to choose the settings and do not appear in the defaults here.
+"""
+
+import argparse
+import contextlib
+import csv
+import importlib
+import io
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import gymnasium  # noqa: E402
+import torch  # noqa: E402
+
+TASKS = {"ppo_discrete": 475, "ppo_continuous": -200, "reinforce": 475, "actor_critic": 475}
+# SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
+ZOO_CARTPOLE = dict(
+    num_envs=8, num_steps=32, minibatch_size=256, epochs=20, gamma=0.98, gae_lambda=0.8, learning_rate=0.001,
+    clip_eps=0.2, max_grad_norm=0.5, reward_scale=1.0, hidden_layers=2, hidden_size=64,
+)  # fmt: skip
+
+
+class Watch:
+    """Notes when, in steps and in seconds, the average of the last 20 episodes reached the threshold."""
+
+    def __init__(self, threshold):
+        self.threshold, self.start, self.scores = threshold, time.perf_counter(), []
+        self.step = self.seconds = None
+
+    def episode(self, env_step, score):
+        self.scores.append(score)
+        if self.step is None and len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold:
+            self.step, self.seconds = env_step, time.perf_counter() - self.start
+
+
+class Stop(Exception):
+    pass
+
+
+def train_ours(name, seed, stop_when_solved=False, **settings):
+    """One run of a script. Returns a row of results, and the agent."""
+    module = importlib.import_module(name)
+    watch = Watch(TASKS[name])
+
+    class Watched(module.Progress):
+        def __init__(self, total_steps):
+            super().__init__(total_steps)
+            watch.start = self.start
+
+        def show(self, env_step, history):
+            for step, score in history[len(watch.scores) :]:
+                watch.episode(step, score)
+            self.env_step = watch.total = env_step
+            if stop_when_solved and watch.step is not None:
+                raise Stop
+
+    plain, module.Progress = module.Progress, Watched
+    agent = None
+    try:
+        agent, _ = module.train(module.Config(seed=seed, **settings))
+    except Stop:
+        pass
+    finally:
+        module.Progress = plain
+    seconds = time.perf_counter() - watch.start
+    row = {"program": name, "seed": seed, "solved_at_step": watch.step, "solved_at_second": watch.seconds,
+           "steps": watch.total, "seconds": seconds}  # fmt: skip
+    return row, agent
+
+
+def measure(name, seed):
+    """A default run and its evaluations."""
+    row, agent = train_ours(name, seed)
+    module = importlib.import_module(name)
+    for greedy in (True, False):
+        returns = module.evaluate(agent, module.Config().env_id, greedy=greedy, seed=1_000_000 + 100 * seed)
+        row["greedy" if greedy else "sampled"] = float(returns.mean())
+    return row
+
+
+def train_sb3(name, seed, steps=200_000, stop_when_solved=True):
+    """One run of stable-baselines3's PPO with the RL Zoo's settings for the script's task."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    watch = Watch(TASKS[name])
+
+    class Callback(BaseCallback):
+        def _on_training_start(self):
+            watch.start = time.perf_counter()
+
+        def _on_step(self):
+            for info in self.locals["infos"]:
+                if "episode" in info:
+                    watch.episode(self.num_timesteps, info["episode"]["r"])
+            return not (stop_when_solved and watch.step is not None)
+
+    if name == "ppo_discrete":
+        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=seed), n_steps=32, batch_size=256, n_epochs=20,
+                    gamma=0.98, gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda left: 0.001 * left,
+                    clip_range=lambda left: 0.2 * left, seed=seed, device="cpu")  # fmt: skip
+        steps = min(steps, 100_000)
+    else:
+        model = PPO("MlpPolicy", make_vec_env("Pendulum-v1", 4, seed=seed), n_steps=1024, n_epochs=10, gamma=0.9,
+                    gae_lambda=0.95, ent_coef=0.0, learning_rate=0.001, clip_range=0.2, use_sde=True,
+                    sde_sample_freq=4, seed=seed, device="cpu")  # fmt: skip
+    model.learn(steps, callback=Callback())
+    return {"program": f"sb3 {name}", "seed": seed, "solved_at_step": watch.step, "solved_at_second": watch.seconds,
+            "steps": model.num_timesteps, "seconds": time.perf_counter() - watch.start}  # fmt: skip
+
+
+def report(rows, number, of):
+    row = rows[-1]
+    numbers = ", ".join(f"{key} {value:,.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in list(row.items())[2:])
+    print(f"[{number}/{of}] {row['program']} seed {row['seed']}: {numbers}", file=sys.stderr, flush=True)
+
+
+def steps_and_spread(rows, key):
+    values = [row[key] if row[key] is not None else np.inf for row in rows]
+    return np.median(values), max(values)
+
+
+def learning_table(rows):
+    lines = ["| script | solved | median steps to solve | worst | greedy, mean of seeds | worst seed | sampled, mean | median seconds to solve | whole run |",
+             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name in TASKS:
+        mine = [row for row in rows if row["program"] == name]
+        if mine:
+            solved = sum(row["solved_at_step"] is not None for row in mine)
+            median, worst = steps_and_spread(mine, "solved_at_step")
+            seconds, _ = steps_and_spread(mine, "solved_at_second")
+            greedy, sampled = [row["greedy"] for row in mine], [row["sampled"] for row in mine]
+            lines.append(
+                f"| `{name}.py` | {solved}/{len(mine)} | {median:,.0f} | {worst:,.0f} | {np.mean(greedy):.1f} | {min(greedy):.1f} "
+                f"| {np.mean(sampled):.1f} | {seconds:.1f} | {np.median([r['steps'] for r in mine]):,.0f} steps, {np.median([r['seconds'] for r in mine]):.1f} s |"
+            )
+    return lines
+
+
+def peer_table(rows):
+    lines = ["| task | program | solved | median steps | worst | median seconds to solve | seconds, ratio to SB3 |", "|---|---|---|---|---|---|---|"]
+    for name, task in (("ppo_discrete", "CartPole-v1"), ("ppo_continuous", "Pendulum-v1")):
+        ours, peer = ([row for row in rows if row["program"] == p] for p in (name, f"sb3 {name}"))
+        if not ours or not peer:
+            continue
+        base, _ = steps_and_spread(peer, "solved_at_second")
+        for program, mine in ((f"`{name}.py`", ours), ("SB3 PPO, RL Zoo", peer)):
+            solved = sum(row["solved_at_step"] is not None for row in mine)
+            median, worst = steps_and_spread(mine, "solved_at_step")
+            seconds, _ = steps_and_spread(mine, "solved_at_second")
+            lines.append(f"| {task} | {program} | {solved}/{len(mine)} | {median:,.0f} | {worst:,.0f} | {seconds:.2f} | {seconds / base:.3f} |")
+    same = [row for row in rows if row["program"].startswith("same settings")]
+    if same:
+        speeds = {who: [r["steps"] / r["seconds"] for r in same if r["program"].endswith(who)] for who in ("ours", "sb3")}
+        ratios = sorted(a / b for a, b in zip(speeds["ours"], speeds["sb3"]))
+        lines += ["", "Environment steps per second on CartPole-v1, both with SB3's RL Zoo settings and networks: "
+                  f"ppo_discrete.py {np.median(speeds['ours']):,.0f}, SB3 {np.median(speeds['sb3']):,.0f}; "
+                  f"ratio {np.median(ratios):.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} pairs)."]  # fmt: skip
+    return lines
+
+
+def processor():
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--script", nargs="+", choices=TASKS, default=list(TASKS), help="which scripts (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(100, 120)), help="default: 100 to 119")
+    parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
+    parser.add_argument("--csv", type=Path, help="default: tests/benchmark.csv, with a peer tests/benchmark_sb3.csv")
+    options = parser.parse_args()
+    output = options.csv or Path(__file__).with_name(f"benchmark_{options.peer}.csv" if options.peer else "benchmark.csv")
+
+    jobs = []
+    for name in options.script:
+        for seed in options.seeds:
+            if not options.peer:
+                jobs.append(lambda name=name, seed=seed: measure(name, seed))
+            elif name.startswith("ppo"):
+                jobs.append(lambda name=name, seed=seed: train_ours(name, seed, stop_when_solved=True)[0])
+                jobs.append(lambda name=name, seed=seed: train_sb3(name, seed))
+    if options.peer and "ppo_discrete" in options.script:
+        for seed in options.seeds[:5]:
+            jobs.append(lambda seed=seed: train_ours("ppo_discrete", seed, total_steps=30_000, **ZOO_CARTPOLE)[0] | {"program": "same settings, ours"})
+            jobs.append(lambda seed=seed: train_sb3("ppo_discrete", seed, 30_000, stop_when_solved=False) | {"program": "same settings, sb3"})
+
+    rows = []
+    for number, job in enumerate(jobs, 1):
+        with contextlib.redirect_stdout(io.StringIO()):
+            rows.append(job())
+        report(rows, number, len(jobs))
+        with output.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0] | rows[-1]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, gymnasium {gymnasium.__version__}, numpy {np.__version__}"
+    if options.peer:
+        import stable_baselines3
+
+        versions += f", stable-baselines3 {stable_baselines3.__version__}"
+    print("\n".join(peer_table(rows) if options.peer else learning_table(rows)))
+    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {processor()}, {os.cpu_count()} cores; {versions}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Fixtures: the four scripts as modules, small environments whose truth is known, an early stop."""
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+PPO = ["ppo_discrete", "ppo_continuous"]
+SCRIPTS = [*PPO, "reinforce", "actor_critic"]
+
+
+def load(name):
+    return importlib.import_module(name)
+
+
+class MarkedEnv(gym.Env):
+    """Short random episodes that end in both ways, and observations that tell where in them they are.
+
+    Observation: [episode number, step in the episode, 1 if the episode is over]. A batch that holds a
+    1 in the last place holds a reset step, since no action follows a final observation.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def __init__(self, action_space, fault=None):
+        self.action_space, self.fault = action_space, fault
+        self.episode = 0
+
+    def observe(self, over=False):
+        return np.array([self.episode, self.step_number, over], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.step_number = 0
+        self.length = int(self.np_random.integers(1, 7))
+        self.terminates = bool(self.np_random.integers(2))
+        obs = self.observe()
+        return (obs * np.nan if self.fault == "reset" else obs), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.step_number += 1
+        over = self.step_number >= self.length
+        obs, reward = self.observe(over), float(self.np_random.normal())
+        if self.fault == "obs" and self.step_number > 2:
+            obs[0] = np.nan
+        if self.fault == "reward" and self.step_number > 2:
+            reward = np.inf
+        return obs, reward, over and self.terminates, over and not self.terminates, {}
+
+
+DISCRETE = gym.spaces.Discrete(3, start=5)
+BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+
+
+def register(name, action_space, **kwargs):
+    gym.register(
+        name, lambda **options: MarkedEnv(action_space, **options), max_episode_steps=10, kwargs=kwargs
+    )
+
+
+register("MarkedDiscrete-v0", DISCRETE)
+register("MarkedBox-v0", BOX)
+for fault in ("obs", "reward", "reset"):
+    register(f"NaN{fault}Discrete-v0", DISCRETE, fault=fault)
+    register(f"NaN{fault}Box-v0", BOX, fault=fault)
+register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
+register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
+
+
+def marked(name):
+    return "MarkedBox-v0" if name == "ppo_continuous" else "MarkedDiscrete-v0"
+
+
+class Recount(gym.vector.VectorWrapper):
+    """Counts steps, returns and true successors by itself, straight from the environment's answers."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.env_step, self.history, self.ends, self.starts, self.rows = 0, [], [], [], []
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        self.over = [False] * self.num_envs
+        self.returns = [0.0] * self.num_envs
+        self.starts += [tuple(row) for row in obs]
+        return obs, info
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, info = super().step(actions)
+        self.rows.append((obs.copy(), reward.copy(), terminated.copy(), truncated.copy(), list(self.over)))
+        finished = []
+        for i in range(self.num_envs):
+            if self.over[i]:
+                self.over[i], self.returns[i] = False, 0.0
+                self.starts.append(tuple(obs[i]))
+                continue
+            self.env_step += 1
+            self.returns[i] += float(reward[i])
+            if terminated[i] or truncated[i]:
+                self.over[i] = True
+                finished.append(self.returns[i])
+        self.history += [(self.env_step, return_) for return_ in finished]
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.fixture
+def recount(monkeypatch):
+    """recount(module) makes the module's environments counted; returns the list they are added to."""
+
+    def install(module):
+        made = []
+        make_vec = gym.make_vec
+
+        def counted(*args, **kwargs):
+            made.append(Recount(make_vec(*args, **kwargs)))
+            return made[-1]
+
+        monkeypatch.setattr(module.gym, "make_vec", counted)
+        return made
+
+    return install
+
+
+@pytest.fixture
+def quiet():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        yield out
+
+
+class Solved(Exception):
+    pass
+
+
+def steps_to_solve(module, config, threshold):
+    """Environment steps until 20 training episodes average the threshold, or None; stops there."""
+
+    class Stop(module.Progress):
+        def show(self, env_step, history):
+            super().show(env_step, history)
+            scores = [score for _, score in history]
+            for i in range(20, len(scores) + 1):
+                if np.mean(scores[i - 20 : i]) >= threshold:
+                    raise Solved(history[i - 1][0])
+
+    original, module.Progress = module.Progress, Stop
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            module.train(config)
+    except Solved as solved:
+        return solved.args[0]
+    finally:
+        module.Progress = original

@@ -1,0 +1,242 @@
+"""What a user meets: the command line, its mistakes, the notebook, the README."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from conftest import PPO, ROOT, SCRIPTS, load, marked
+
+ALLOWED = {"torch", "gymnasium", "numpy"}
+
+
+def source(name):
+    return (ROOT / f"{name}.py").read_text(encoding="utf-8")
+
+
+def command(name, *arguments):
+    return subprocess.run(
+        [sys.executable, f"{name}.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+
+
+def run_main(module, monkeypatch, capsys, *arguments):
+    """main() as the command line runs it; returns (exit status or None, stdout, stderr)."""
+    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
+    status = None
+    try:
+        module.main()
+    except SystemExit as stop:
+        status = stop.code
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_needs_nothing_but_its_three_libraries(name):
+    for node in ast.walk(ast.parse(source(name))):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            for top in (n.split(".")[0] for n in names):
+                assert top in ALLOWED or top in sys.stdlib_module_names
+                assert top not in SCRIPTS
+
+
+def test_the_tail_is_the_same_in_all_four():
+    tails = {source(name)[source(name).index("# ---- From here on") :] for name in SCRIPTS}
+    assert len(tails) == 1 and len(tails.pop()) > 3_000
+
+
+def test_the_two_ppo_scripts_share_gae_loss_and_loop():
+    for part in ("def compute_gae", "def ppo_loss"):
+        bodies = {source(name).split(part)[1].split("\n\n\n")[0] for name in PPO}
+        assert len(bodies) == 1, part
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_command_line_trains_prints_and_evaluates(name, monkeypatch, capsys):
+    status, out, err = run_main(load(name), monkeypatch, capsys, "--env-id", marked(name), "--total-steps", "2000", "--seed", "3")
+    assert status is None and err == ""
+    lines = out.splitlines()
+    progress = [line for line in lines if "average score of the last 20" in line]
+    assert 5 <= len(progress) <= 21
+    assert re.match(r" *\d+%  steps [\d,]+  episodes [\d,]+  average score of the last 20 -?\d+\.\d", progress[-1])
+    assert progress[-1].startswith("100%") and progress[-1].endswith("steps/s")
+    assert lines[-2].startswith("greedy") and lines[-1].startswith("sampled")
+    assert "nan" not in out
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_tells_every_setting_and_default_in_a_line(name, monkeypatch, capsys):
+    module = load(name)
+    status, out, _ = run_main(module, monkeypatch, capsys, "--help")
+    assert status == 0
+    for field in fields(module.Config):
+        flag = "--" + field.name.replace("_", "-")
+        assert re.search(rf"^ +{flag}[ ,].*\(default: {re.escape(str(field.default))}\)$", out, re.M), flag
+    assert {"env_id", "total_steps", "num_envs", "seed", "device"} <= {field.name for field in fields(module.Config)}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_flags_set_the_config(name, monkeypatch, capsys):
+    module, seen = load(name), []
+
+    class Seen(Exception):
+        pass
+
+    def train(config):
+        seen.append(config)
+        raise Seen
+
+    monkeypatch.setattr(module, "train", train)
+    for arguments, expected in [
+        ([], module.Config()),
+        (["--gamma", "0.5", "--no-anneal-lr"], module.Config(gamma=0.5, anneal_lr=False)),
+        (["--anneal-lr", "--seed=12"], module.Config(seed=12)),
+    ]:
+        with pytest.raises(Seen):
+            run_main(module, monkeypatch, capsys, *arguments)
+        assert seen.pop() == expected
+
+
+COMMON = [
+    ("--env-id", "Nonsense-v0", "Nonsense"),
+    ("--env-id", "CartPole-v99", "v99"),
+    ("--env-id", "no_such_module:CartPole-v1", "no_such_module"),
+    ("--env-id", "", "--env-id"),
+    ("--env-id", "FrozenLake-v1", "flat Box"),
+    ("--env-id", "CarRacing-v3", "--env-id"),
+    ("--env-id", "MultiDiscrete-v0", "MultiDiscrete"),
+    ("--total-steps", "0", "between 1 and"),
+    ("--total-steps", "-5", "between 1 and"),
+    ("--total-steps", "1e5", "invalid int"),
+    ("--num-envs", "0", "between 1 and"),
+    ("--num-envs", "2.5", "invalid int"),
+    ("--num-envs", "many", "invalid int"),
+    ("--learning-rate", "0", "between"),
+    ("--learning-rate", "-0.1", "between"),
+    ("--learning-rate", "nan", "between"),
+    ("--learning-rate", "inf", "between"),
+    ("--gamma", "1.01", "between 0.0 and 1.0"),
+    ("--gamma", "-0.1", "between 0.0 and 1.0"),
+    ("--gamma", "nan", "between 0.0 and 1.0"),
+    ("--hidden-size", "0", "between"),
+    ("--hidden-layers", "-1", "between"),
+    ("--seed", "-1", "between 0 and"),
+    ("--device", "cuda:99", "--device cuda:99"),
+    ("--device", "toaster", "--device toaster"),
+    ("--device", "meta", "--device meta"),
+    ("--gama", "0.9", "--gama"),
+    ("--gam", "0.9", "--gam"),
+    ("stray", "argument", "stray"),
+]
+ROLLOUT = [
+    ("--num-steps", "0", "between 2 and"),
+    ("--num-steps", "1", "between 2 and"),
+    ("--value-coef", "-1", "between"),
+    ("--entropy-coef", "nan", "between"),
+    ("--max-grad-norm", "0", "between"),
+    ("--reward-scale", "-1", "between"),
+]
+ONLY_PPO = [
+    ("--minibatch-size", "1000000", "at most the steps of a rollout"),
+    ("--minibatch-size", "1", "between 2 and"),
+    ("--epochs", "0", "between 1 and"),
+    ("--gae-lambda", "1.5", "between 0.0 and 1.0"),
+    ("--gae-lambda", "-1", "between 0.0 and 1.0"),
+    ("--clip-eps", "-0.2", "between"),
+]
+OF = {
+    "ppo_discrete": ROLLOUT + ONLY_PPO + [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
+    "ppo_continuous": ROLLOUT
+    + ONLY_PPO
+    + [("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--env-id", "Unbounded-v0", "bounded"), ("--init-log-std", "99", "between")],
+    "actor_critic": ROLLOUT + [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
+    "reinforce": [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
+}
+MISTAKES = [(name, *mistake) for name in SCRIPTS for mistake in COMMON + OF[name]]
+
+
+@pytest.mark.parametrize("name, flag, value, remedy", MISTAKES)
+def test_a_mistake_costs_one_line_and_status_2(name, flag, value, remedy, monkeypatch, capsys):
+    status, out, err = run_main(load(name), monkeypatch, capsys, flag, value)
+    assert status == 2 and out == ""
+    assert err.count("\n") == 1 and remedy in err and (flag in err or flag == "stray")
+
+
+@pytest.mark.parametrize("fault", ["obs", "reward", "reset"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nan_from_the_environment_stops_the_run(name, fault, monkeypatch, capsys):
+    env_id = f"NaN{fault}{'Box' if name == 'ppo_continuous' else 'Discrete'}-v0"
+    status, _, err = run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
+    assert status == 2 and err.count("\n") == 1 and "--env-id" in err and "NaN" in err
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_divergence_stops_the_run(name, monkeypatch, capsys):
+    module = load(name)
+    loss_name = next(n for n in dir(module) if n.endswith("_loss"))
+    loss = getattr(module, loss_name)
+    monkeypatch.setattr(module, loss_name, lambda *args: loss(*args) * float("nan"))
+    status, _, err = run_main(module, monkeypatch, capsys, "--total-steps", "3000")
+    assert status == 2 and err.count("\n") == 1 and "--learning-rate" in err
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_wrong_settings_in_python_raise_value_error(name):
+    module = load(name)
+    for wrong in ({"gamma": 2}, {"num_envs": 2.5}, {"env_id": 7}, {"anneal_lr": "yes"}, {"seed": None}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "-")):
+            module.Config(**wrong)
+    assert module.Config(gamma=1, num_envs=np.int64(2)).num_envs == 2
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_in_a_notebook_the_kernels_arguments_are_not_ours(name, monkeypatch, capsys):
+    module, seen = load(name), []
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr(module, "train", lambda config: seen.append(config) or (None, []))
+    monkeypatch.setattr(module, "evaluate", lambda *args, **kwargs: np.zeros(1))
+    status, _, err = run_main(module, monkeypatch, capsys, "-f", "/tmp/kernel-1.json")
+    assert status is None and err == "" and seen == [module.Config()]
+
+
+def test_as_a_real_command():
+    failed = command("reinforce", "--num-envs", "0")
+    assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and failed.stdout == ""
+    worked = command("ppo_discrete", "--total-steps", "1000")
+    assert worked.returncode == 0 and worked.stderr == "" and "greedy" in worked.stdout
+
+
+def readme_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:bash|sh|shell)\n(.*?)^```", text, re.M | re.S)
+    return [line for block in blocks for line in block.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def test_the_quick_start_is_two_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    quick_start = re.search(r"^## Quick start\n.*?^```(?:bash|sh|shell)\n(.*?)^```", text, re.M | re.S).group(1)
+    first, second = quick_start.splitlines()
+    assert "requirements.txt" in first and first.endswith("python ppo_discrete.py")
+    assert "tests/requirements.txt" in second and second.endswith("python -m pytest tests")
+
+
+def test_every_readme_command_runs():
+    """All but installing, testing and measuring, which CI and the benchmark do, with fewer steps."""
+    scripts = [shlex.split(line, comments=True) for line in readme_commands() if line.startswith("python ") and "_" in line]
+    for words in scripts:
+        assert words[1].removesuffix(".py") in SCRIPTS, words
+        arguments = words[2:] if "--help" in words else [*words[2:], "--total-steps", "1000"]
+        result = command(words[1].removesuffix(".py"), *arguments)
+        assert result.returncode == 0, result.stderr
+
+
+def test_requirements_are_pinned():
+    lines = (ROOT / "requirements.txt").read_text().split()
+    assert [re.split(r"[=\[]", line)[0] for line in lines] == ["torch", "gymnasium", "numpy"]
+    assert all(re.fullmatch(r"[a-z]+(\[[a-z-]+\])?==[\d.]+", line) for line in lines)

@@ -1,0 +1,107 @@
+"""The losses: their gradients where the equations say what these must be."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import PPO, load
+from torch.distributions import Categorical, Independent, Normal
+
+COEFS = SimpleNamespace(clip_eps=0.2, value_coef=0.0, entropy_coef=0.0)
+
+
+def ppo_gradient(name, ratio, advantage, config=COEFS):
+    """The gradient of the loss with respect to log π(a|s), for samples of these ratios and advantages."""
+    old_log_prob = torch.full_like(ratio, -1.0)
+    log_prob = (old_log_prob + ratio.log()).requires_grad_()
+    zeros = torch.zeros_like(ratio)
+    load(name).ppo_loss(log_prob, old_log_prob, advantage, zeros, zeros, zeros, config).backward()
+    return log_prob.grad
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_clipped_gradient_is_zero_exactly_where_it_must_be(name):
+    ratio = torch.tensor([1.3, 1.3, 0.7, 0.7, 1.1, 0.9])
+    advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, -2.0])
+    gradient = ppo_gradient(name, ratio, advantage)
+    # Beyond the clip there is no gain in going further, but the way back is always open.
+    assert (gradient == 0).tolist() == [True, False, False, True, False, False]
+    moving = gradient != 0
+    torch.testing.assert_close(gradient[moving], (-ratio * advantage / 6)[moving])
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_gradient_at_ratio_1_is_the_policy_gradient(name):
+    advantage = torch.randn(8)
+    torch.testing.assert_close(ppo_gradient(name, torch.ones(8), advantage), -advantage / 8)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_loss_is_the_sum_of_its_terms(name):
+    ratio, advantage = torch.rand(6) + 0.5, torch.randn(6)
+    value, return_, entropy = torch.randn(6), torch.randn(6), torch.rand(6)
+    config = SimpleNamespace(clip_eps=0.2, value_coef=0.7, entropy_coef=0.3)
+    surrogate = sum(
+        min(float(r) * float(a), min(max(float(r), 0.8), 1.2) * float(a)) for r, a in zip(ratio, advantage)
+    )
+    expected = -surrogate / 6 + 0.7 * float(((value - return_) ** 2).mean()) - 0.3 * float(entropy.mean())
+    loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, return_, entropy, config)
+    assert float(loss) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_shapes_that_would_broadcast_are_refused(name):
+    column, row = torch.zeros(4, 1), torch.zeros(4)
+    with pytest.raises(AssertionError):
+        load(name).ppo_loss(column, row, row, row, row, row, COEFS)
+    with pytest.raises(AssertionError):
+        load(name).ppo_loss(row, row, row, column, row, row, COEFS)
+
+
+@pytest.mark.parametrize("name", ["ppo_discrete", "actor_critic"])
+def test_categorical_log_prob_and_entropy(name):
+    logits, action = torch.randn(5, 7, 4), torch.randint(4, (5, 7))
+    log_prob, entropy = load(name).log_prob_and_entropy(logits, action)
+    torch.testing.assert_close(log_prob, Categorical(logits=logits).log_prob(action))
+    torch.testing.assert_close(entropy, Categorical(logits=logits).entropy())
+
+
+def test_gaussian_log_prob_and_entropy_sum_over_the_action():
+    mean, log_std, action = torch.randn(5, 7, 3), torch.randn(3), torch.randn(5, 7, 3)
+    log_prob, entropy = load("ppo_continuous").log_prob_and_entropy(mean, log_std, action)
+    gaussian = Independent(Normal(mean, log_std.exp()), 1)
+    assert log_prob.shape == entropy.shape == (5, 7)
+    torch.testing.assert_close(log_prob, gaussian.log_prob(action))
+    torch.testing.assert_close(entropy, gaussian.entropy())
+
+
+@pytest.mark.parametrize("name", ["ppo_discrete", "actor_critic"])
+def test_the_entropy_bonus_raises_the_entropy(name):
+    module = load(name)
+    logits = torch.tensor([[3.0, 0.0]], requires_grad=True)
+    config, zero = SimpleNamespace(clip_eps=0.2, value_coef=0.0, entropy_coef=1.0), torch.zeros(1)
+    log_prob, entropy = module.log_prob_and_entropy(logits, torch.tensor([0]))
+    if name == "ppo_discrete":
+        loss = module.ppo_loss(log_prob, log_prob.detach(), zero, zero, zero, entropy, config)
+    else:
+        loss = module.actor_critic_loss(log_prob, zero, zero, entropy, config)
+    loss.backward()
+    _, later = module.log_prob_and_entropy(logits - 0.1 * logits.grad, torch.tensor([0]))
+    assert later > entropy
+
+
+def test_reinforce_gradient_is_the_policy_gradient():
+    logits, action, return_ = torch.randn(6, 3, requires_grad=True), torch.randint(3, (6,)), torch.randn(6)
+    load("reinforce").reinforce_loss(logits, action, return_).backward()
+    # ∇_logits log π(a) = onehot(a) - π
+    one_hot = torch.nn.functional.one_hot(action, 3)
+    expected = -return_.unsqueeze(-1) * (one_hot - logits.detach().softmax(-1))
+    torch.testing.assert_close(logits.grad, expected)
+
+
+def test_actor_critic_weights_log_probs_and_trains_the_critic_apart():
+    log_prob, delta = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+    config = SimpleNamespace(value_coef=0.5, entropy_coef=0.0)
+    load("actor_critic").actor_critic_loss(log_prob, delta, delta, torch.zeros(5), config).backward()
+    torch.testing.assert_close(log_prob.grad, -delta.detach() / 5)
+    torch.testing.assert_close(delta.grad, 0.5 * 2 * delta.detach() / 5)  # nothing by way of the weight

@@ -1,0 +1,217 @@
+"""The training loops on real environments: what enters a batch, what is counted, and that they learn."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import PPO, SCRIPTS, load, marked, steps_to_solve
+
+
+def small(name, **settings):
+    """A short run on marked episodes, with a few odd sizes."""
+    sizes = {} if name == "reinforce" else {"num_steps": 7}
+    sizes |= {"minibatch_size": 6, "epochs": 2} if name in PPO else {}
+    return load(name).Config(**{"env_id": marked(name), "total_steps": 400, "num_envs": 3} | sizes | settings)
+
+
+def record_passes(module, monkeypatch):
+    """Every batch of observations (B, obs_dim) or (T, N, obs_dim) that a gradient step came from."""
+    passes = []
+    network = module.Policy if module.__name__ == "reinforce" else module.ActorCritic
+    forward = network.forward
+
+    def recorded(self, obs):
+        if torch.is_grad_enabled():
+            passes.append(obs.clone())
+        return forward(self, obs)
+
+    monkeypatch.setattr(network, "forward", recorded)
+    return passes
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_counts_and_scores_agree_with_a_recount(name, recount, quiet):
+    module = load(name)
+    made = recount(module)
+    _, history = module.train(small(name, total_steps=600))
+    assert len(made) == 1 and len(history) > 50
+    assert [step for step, _ in history] == [step for step, _ in made[0].history]
+    np.testing.assert_allclose([r for _, r in history], [r for _, r in made[0].history], rtol=1e-5, atol=1e-5)
+    assert 600 <= made[0].env_step < 600 + 40
+    assert all(type(step) is int and type(return_) is float for step, return_ in history)
+
+
+@pytest.mark.parametrize("name", [*PPO, "reinforce"])
+def test_no_reset_step_enters_a_batch(name, monkeypatch, quiet):
+    passes = record_passes(load(name), monkeypatch)
+    load(name).train(small(name))
+    steps = torch.cat([obs.reshape(-1, 3) for obs in passes])
+    assert len(steps) > 300
+    # An action is taken from every observation but a final one: that is answered by the reset.
+    assert not (steps[:, 2] == 1).any()
+
+
+def test_no_reset_step_enters_the_actor_critic_loss(monkeypatch, quiet):
+    module = load("actor_critic")
+    passes, losses = record_passes(module, monkeypatch), []
+    loss = module.actor_critic_loss
+    monkeypatch.setattr(
+        module, "actor_critic_loss", lambda *args: losses.append(len(args[0])) or loss(*args)
+    )
+    module.train(small("actor_critic"))
+    assert losses == [int((obs[:-1, :, 2] == 0).sum()) for obs in passes]
+    assert min(losses) < 21  # so that there were reset steps
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_every_epoch_sees_every_step_once_in_a_new_order(name, monkeypatch, quiet):
+    passes = record_passes(load(name), monkeypatch)
+    load(name).train(small(name, total_steps=21, minibatch_size=21))
+    first, second = passes[:2]  # one rollout, two epochs of one minibatch
+    assert first.shape == second.shape and not torch.equal(first, second)
+    assert sorted(map(tuple, first.tolist())) == sorted(map(tuple, second.tolist()))
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_gae_gets_the_true_successors_once_per_rollout(name, monkeypatch, recount, quiet):
+    module = load(name)
+    made, calls = recount(module), []
+    compute_gae, forward = module.compute_gae, module.ActorCritic.forward
+
+    def recorded(rewards, values, terminated, truncated, *rest):
+        calls.append([x.clone() for x in (rewards, values, terminated, truncated)])
+        return compute_gae(rewards, values, terminated, truncated, *rest)
+
+    def value_tells_the_observation(self, obs):
+        first, _ = forward(self, obs)
+        return first, obs[..., 0] * 100 + obs[..., 1] * 10 + obs[..., 2] + 0 * self.critic(obs).squeeze(-1)
+
+    monkeypatch.setattr(module, "compute_gae", recorded)
+    monkeypatch.setattr(module.ActorCritic, "forward", value_tells_the_observation)
+    config = small(name, total_steps=100)
+    module.train(config)
+    rows = made[0].rows
+    assert len(calls) * config.num_steps == len(rows)  # not once per epoch
+    for t, (obs, reward, terminated, truncated, over) in enumerate(rows):
+        rollout, row = calls[t // config.num_steps], t % config.num_steps
+        rewards, values, term, trunc = rollout[0][row], rollout[1][row + 1], rollout[2][row], rollout[3][row]
+        real = ~np.array(over)
+        np.testing.assert_allclose(values, obs @ [100, 10, 1])
+        np.testing.assert_allclose(rewards[real], config.reward_scale * reward[real], rtol=1e-5)
+        np.testing.assert_array_equal(term[real], terminated[real])
+        np.testing.assert_array_equal(trunc[real], truncated[real])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_environments_are_seeded_once(name, recount, quiet):
+    module = load(name)
+    made = recount(module)
+    settings = {"env_id": "Pendulum-v1"} if name == "ppo_continuous" else {"env_id": "CartPole-v1"}
+    module.train(small(name, total_steps=1_000, **settings))
+    starts = made[0].starts
+    assert len(starts) >= 6 and len(set(starts)) == len(starts)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_same_seed_same_history(name, quiet):
+    module = load(name)
+    settings = {"env_id": "Pendulum-v1"} if name == "ppo_continuous" else {"env_id": "CartPole-v1"}
+    runs = [module.train(small(name, total_steps=1_500, seed=seed, **settings)) for seed in (5, 5, 6)]
+    (agent, history), (agent_again, history_again), (_, other) = runs
+    assert history and history == history_again and history != other
+    for weight, weight_again in zip(agent.state_dict().values(), agent_again.state_dict().values()):
+        assert torch.equal(weight, weight_again)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_a_minibatch_of_one_step_is_no_nan(name, quiet):
+    agent, _ = load(name).train(small(name, num_envs=1, num_steps=2, minibatch_size=2, total_steps=60))
+    assert all(weight.isfinite().all() for weight in agent.state_dict().values())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_learning_rate_anneals_or_does_not(name, monkeypatch, quiet):
+    module, rates = load(name), []
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(
+        torch.optim.Adam, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self)
+    )
+    module.train(small(name, learning_rate=0.001))
+    assert rates[0] == 0.001 and rates == sorted(rates, reverse=True) and 0 < rates[-1] < 0.0002
+    rates.clear()
+    module.train(small(name, learning_rate=0.001, anneal_lr=False))
+    assert set(rates) == {0.001}
+
+
+def test_continuous_actions_are_learned_unclipped_and_played_within_bounds(monkeypatch, recount, quiet):
+    module = load("ppo_continuous")
+    learned = []
+    log_prob_and_entropy = module.log_prob_and_entropy
+
+    def recorded(mean, log_std, action):
+        learned.append(action)
+        return log_prob_and_entropy(mean, log_std, action)
+
+    monkeypatch.setattr(module, "log_prob_and_entropy", recorded)
+    module.train(small("ppo_continuous", init_log_std=1.0))  # MarkedEnv refuses actions out of its bounds
+    assert torch.cat([a.reshape(-1, 2) for a in learned]).abs().max() > 2
+
+
+def test_actions_fill_the_environments_range():
+    module = load("ppo_continuous")
+    config = small("ppo_continuous")
+    agent = module.ActorCritic(module.make_envs(config.env_id, 1), config)
+    actions = torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [9.0, -9.0]])
+    np.testing.assert_allclose(agent.to_env(actions), [[-2, 0], [0, 5], [2, 10], [2, 0]])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_observation_statistics_are_part_of_the_network(name, quiet):
+    module = load(name)
+    agent, _ = module.train(small(name))
+    statistics = {key for key in agent.state_dict() if key.startswith("obs_norm.running")}
+    assert statistics == {"obs_norm.running_mean", "obs_norm.running_var"}
+    assert agent.obs_norm.running_mean[0] > 5  # the episode numbers' mean
+    before = agent.obs_norm.running_mean.clone()
+    module.evaluate(agent, marked(name), episodes=5)
+    assert torch.equal(agent.obs_norm.running_mean, before)  # evaluation sees them and leaves them
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_evaluate_plays_each_environments_first_episode(name, recount, quiet):
+    module = load(name)
+    agent, _ = module.train(small(name, total_steps=50))
+    made = recount(module)
+    returns = module.evaluate(agent, marked(name), episodes=30, seed=7)
+    assert returns.shape == (30,)
+    firsts = [None] * 30
+    totals = np.zeros(30)
+    for _, reward, terminated, truncated, _ in made[0].rows:
+        totals += reward
+        for i in range(30):
+            if firsts[i] is None and (terminated[i] or truncated[i]):
+                firsts[i] = totals[i]
+    np.testing.assert_allclose(returns, firsts)
+    np.testing.assert_array_equal(returns, module.evaluate(agent, marked(name), episodes=30, seed=7))
+    assert (returns != module.evaluate(agent, marked(name), episodes=30, seed=8)).any()
+
+
+def test_greedy_evaluation_takes_the_likeliest_action():
+    module = load("ppo_discrete")
+    config = small("ppo_discrete")
+    agent = module.ActorCritic(module.make_envs(config.env_id, 1), config)
+    obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    logits, _ = agent(torch.as_tensor(obs))
+    assert torch.equal(agent.act(obs, greedy=True), logits.argmax(-1))
+    sampled = torch.stack([agent.act(obs) for _ in range(500)])
+    frequencies = torch.stack([(sampled == k).float().mean(0) for k in range(3)], -1)
+    assert (frequencies - logits.softmax(-1)).abs().max() < 0.12
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    "name, threshold", [("ppo_discrete", 475), ("ppo_continuous", -200), ("reinforce", 475), ("actor_critic", 475)]
+)
+def test_it_solves_its_task(name, threshold, seed):
+    module = load(name)
+    config = module.Config(seed=seed)
+    assert steps_to_solve(module, config, threshold) <= config.total_steps

@@ -41,12 +41,13 @@ class Config:
     """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
 
     env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
-    total_steps: int = setting(150_000, "environment steps to train for", 1, 10**12)
-    num_envs: int = setting(8, "N, environments played side by side", 1, 10**5)
-    num_steps: int = setting(4, "T, steps of each environment per update", 2, 10**7)
-    learning_rate: float = setting(2e-3, "step size of Adam", 1e-8, 1.0)
+    total_steps: int = setting(100_000, "environment steps to train for", 1, 10**12)
+    num_envs: int = setting(4, "N, environments played side by side", 1, 10**5)
+    num_steps: int = setting(8, "T, steps of each environment per update", 2, 10**7)
+    learning_rate: float = setting(5e-3, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
-    reward_scale: float = setting(0.1, "learn from the rewards times this number", 1e-9, 1e9)
+    normalize_obs: bool = setting(True, "shift and scale observations to mean 0, variance 1")
+    reward_scale: float = setting(0.05, "learn from the rewards times this number", 1e-9, 1e9)
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.01, "c_e, weight of the entropy bonus", 0.0, 1e6)
@@ -84,8 +85,8 @@ class ActorCritic(nn.Module):
                 "for Box actions use ppo_continuous.py"
             )
         self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
-        # Running mean and variance of the observations. In eval mode BatchNorm only applies them.
-        self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None).eval()
+        # Used for its running mean and variance of the observations, which are saved with the weights.
+        self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, int(action_space.n)], output_gain=0.01)
@@ -94,13 +95,12 @@ class ActorCritic(nn.Module):
 
     def normalize(self, obs):
         """obs (..., obs_dim), each number shifted and scaled to mean 0 and variance 1."""
-        return self.obs_norm(obs.flatten(0, -2)).view_as(obs)
+        return (obs - self.obs_norm.running_mean) / (self.obs_norm.running_var + 1e-5).sqrt()
 
     def update_obs_stats(self, obs):
         """Takes a batch (B, obs_dim) into the running mean and variance."""
         if len(obs) > 1:  # one observation has no variance
-            self.obs_norm.train()(obs)
-            self.obs_norm.eval()
+            self.obs_norm(obs)
 
     def forward(self, obs):
         """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions), V(obs) (...)."""
@@ -151,20 +151,22 @@ def td_error(rewards, values, next_values, terminated, gamma):
     return target.detach() - values  # the critic moves towards the target, not the target towards it
 
 
-def log_prob_and_entropy(logits, action):
-    """log π(a|s) and the entropy H(π(·|s)), each (...), from logits (..., n_actions), action (...)."""
+def log_prob_of(action, logits):
+    """log π(a|s), shape (...), from actions (...) and the logits of π (..., n_actions)."""
+    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy_of(logits):
+    """The entropy H(π(·|s)) = -Σ_a π(a|s) log π(a|s), shape (...), from logits (..., n_actions)."""
     log_probs = logits.log_softmax(-1)
-    log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return log_prob, entropy
+    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def actor_critic_loss(log_prob, psi, delta, entropy, config):
     """The loss L to minimise, from tensors of shape (B,)."""
     assert log_prob.shape == psi.shape == delta.shape == entropy.shape
-    policy_loss = -(log_prob * psi.detach()).mean()
-    value_loss = delta.square().mean()
-    return policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy.mean()
+    policy_loss = -log_prob * psi.detach()
+    return (policy_loss + config.value_coef * delta.square() - config.entropy_coef * entropy).mean()
 
 
 def train(config):
@@ -194,7 +196,7 @@ def train(config):
             action = agent.act(obs)
             obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
             valid = ~done  # the step after an episode's end only resets: it ignores the action
-            # Scaled, V(s) is of the order of 1 to 10: soon learned, and its gradient not too long.
+            # Scaled, so that V(s) stays near the size that the critic starts with: it learns sooner.
             buffer.add(t, action.cpu(), obs, config.reward_scale * reward, terminated, truncated, valid)
             env_step += int(valid.sum())
             done = terminated | truncated
@@ -206,17 +208,18 @@ def train(config):
         logits, values = agent(obs_seq)  # (T+1, N, n_actions), (T+1, N)
         delta = td_error(reward, values[:-1], values[1:], terminated, config.gamma)
         psi = delta  # ψ_t, what each step's log-probability is weighed with
-        log_prob, entropy = log_prob_and_entropy(logits[:-1], action)
+        log_prob, entropy = log_prob_of(action, logits[:-1]), entropy_of(logits[:-1])
 
         # Update: one gradient step, from all but the reset steps.
         loss = actor_critic_loss(log_prob[valid], psi[valid], delta[valid], entropy[valid], config)
         optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
-        if not norm.isfinite():
-            raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
+        grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.step()
-        agent.update_obs_stats(obs_seq[:-1][valid])
+        if not grad_norm.isfinite():
+            raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
+        if config.normalize_obs:  # only now: the update saw what the policy saw
+            agent.update_obs_stats(obs_seq[:-1][valid])
         progress.show(env_step, history)
     envs.close()
     return agent, history
@@ -271,6 +274,7 @@ def make_envs(env_id, num_envs):
     obs_space = envs.single_observation_space
     if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
         raise UsageError(f"--env-id {env_id}: all four scripts need a flat Box observation, not {obs_space}")
+    assert envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     return RefuseNaN(RecordEpisodeStatistics(envs))
 
 
@@ -284,10 +288,14 @@ class Progress:
         if env_step * 20 < self.total_steps * (self.lines + 1):
             return
         self.lines = env_step * 20 // self.total_steps
-        scores = [score for _, score in history[-20:]] or [math.nan]
+        scores = [score for _, score in history[-20:]]
+        average = f"{np.mean(scores):.1f}" if scores else "none yet"
         speed = env_step / (time.perf_counter() - self.start)
-        print(f"{min(5 * self.lines, 100):3d}%  steps {env_step:,}  episodes {len(history):,}  average score of "
-              f"the last 20 {np.mean(scores):.1f}  {speed:,.0f} steps/s", flush=True)
+        print(
+            f"{min(5 * self.lines, 100):3d}%  step {env_step:,}  episode {len(history):,}  "
+            f"average score of the last 20 episodes: {average}  ({speed:,.0f} steps/s)",
+            flush=True,
+        )
 
 
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
@@ -309,14 +317,14 @@ def main():
         description=__doc__,
         usage=argparse.SUPPRESS,  # so that a mistake costs one line
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=110),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40, width=120),
     )
     for spec in fields(Config):
-        kind = {"type": spec.type, "metavar": spec.type.__name__.upper()}
+        how = {"type": spec.type, "metavar": spec.type.__name__.upper()}
         if spec.type is bool:
-            kind = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
+            how = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
         text = f"{spec.metadata['help']} (default: {spec.default})"
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, help=text, **kind)
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, help=text, **how)
     # The arguments of a notebook are its kernel's, not the user's.
     settings = vars(parser.parse_args([] if "ipykernel" in sys.modules else None))
     try:
@@ -324,9 +332,12 @@ def main():
         agent, _ = train(config)
         for greedy in (True, False):
             returns = evaluate(agent, config.env_id, greedy=greedy, seed=1_000_000 + 100 * config.seed)
-            print(f"{'greedy' if greedy else 'sampled'} evaluation: {returns.mean():.1f} ± {returns.std():.1f}")
+            kind = "greedy" if greedy else "sampled"
+            print(f"{kind} evaluation: {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} fresh episodes")
     except UsageError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped\n")  # the status of a program that Ctrl-C ended
 
 
 if __name__ == "__main__":

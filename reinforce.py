@@ -41,11 +41,12 @@ class Config:
     """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
 
     env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
-    total_steps: int = setting(100_000, "environment steps to train for", 1, 10**12)
+    total_steps: int = setting(80_000, "environment steps to train for", 1, 10**12)
     num_envs: int = setting(2, "N, environments side by side, one episode of each per update", 1, 10**5)
     learning_rate: float = setting(1e-2, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
+    normalize_obs: bool = setting(True, "shift and scale observations to mean 0, variance 1")
     hidden_layers: int = setting(1, "hidden layers of the network", 0, 100)
     hidden_size: int = setting(64, "units of each hidden layer", 1, 10**5)
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
@@ -79,8 +80,8 @@ class Policy(nn.Module):
                 "for Box actions use ppo_continuous.py"
             )
         self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
-        # Running mean and variance of the observations. In eval mode BatchNorm only applies them.
-        self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None).eval()
+        # Used for its running mean and variance of the observations, which are saved with the weights.
+        self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, int(action_space.n)], output_gain=0.01)
@@ -88,13 +89,12 @@ class Policy(nn.Module):
 
     def normalize(self, obs):
         """obs (..., obs_dim), each number shifted and scaled to mean 0 and variance 1."""
-        return self.obs_norm(obs.flatten(0, -2)).view_as(obs)
+        return (obs - self.obs_norm.running_mean) / (self.obs_norm.running_var + 1e-5).sqrt()
 
     def update_obs_stats(self, obs):
         """Takes a batch (B, obs_dim) into the running mean and variance."""
         if len(obs) > 1:  # one observation has no variance
-            self.obs_norm.train()(obs)
-            self.obs_norm.eval()
+            self.obs_norm(obs)
 
     def forward(self, obs):
         """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions)."""
@@ -149,7 +149,7 @@ def compute_returns(rewards, terminated, truncated, gamma):
 def reinforce_loss(logits, action, return_):
     """The loss L to minimise, a sum over steps: logits (B, n_actions), action and return_ (B,)."""
     assert action.shape == return_.shape
-    log_prob = logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    log_prob = logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)  # log π(a|s)
     return -(log_prob * return_).sum()
 
 
@@ -175,9 +175,9 @@ def train(config):
 
         # Collect: play one episode in each environment with the current policy.
         obs, _ = envs.reset(seed=config.seed if env_step == 0 else None)
+        buffer.obs[0] = obs
         t, done, playing = 0, np.zeros(N, bool), np.ones(N, bool)
         while playing.any():
-            buffer.obs[t] = obs
             action = agent.act(obs)
             obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
             buffer.add(t, action.cpu(), obs, reward, terminated, truncated, valid=playing)
@@ -188,20 +188,23 @@ def train(config):
             if done.any():
                 history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 
-        # Estimate: 
+        # Estimate: how well each action was followed up, compared with the average of all these steps.
         obs_seq, action, reward, terminated, truncated, valid = (x[:t] for x in buffer.tensors(agent.device))
         return_ = compute_returns(reward, terminated, truncated, config.gamma)[valid]
+        # The mean is a baseline: it takes no part in the expected gradient, and much of its noise away.
+        # The spread makes the step's size independent of the rewards' scale. (correction=0: a single
+        # step has no spread, and gets 0 instead of NaN.)
         return_ = (return_ - return_.mean()) / (return_.std(correction=0) + 1e-8)
 
-        # Update
+        # Update: one gradient step; the next episodes are played by the new policy.
         loss = reinforce_loss(agent(obs_seq[valid]), action[valid], return_)
+        if not loss.isfinite():
+            raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
         optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(agent.parameters(), 1e9)
-        if not norm.isfinite():
-            raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
         optimizer.step()
-        agent.update_obs_stats(obs_seq[valid])
+        if config.normalize_obs:  # only now: the update saw what the policy saw
+            agent.update_obs_stats(obs_seq[valid])
         progress.show(env_step, history)
     envs.close()
     return agent, history
@@ -256,6 +259,7 @@ def make_envs(env_id, num_envs):
     obs_space = envs.single_observation_space
     if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
         raise UsageError(f"--env-id {env_id}: all four scripts need a flat Box observation, not {obs_space}")
+    assert envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     return RefuseNaN(RecordEpisodeStatistics(envs))
 
 
@@ -269,10 +273,14 @@ class Progress:
         if env_step * 20 < self.total_steps * (self.lines + 1):
             return
         self.lines = env_step * 20 // self.total_steps
-        scores = [score for _, score in history[-20:]] or [math.nan]
+        scores = [score for _, score in history[-20:]]
+        average = f"{np.mean(scores):.1f}" if scores else "none yet"
         speed = env_step / (time.perf_counter() - self.start)
-        print(f"{min(5 * self.lines, 100):3d}%  steps {env_step:,}  episodes {len(history):,}  average score of "
-              f"the last 20 {np.mean(scores):.1f}  {speed:,.0f} steps/s", flush=True)
+        print(
+            f"{min(5 * self.lines, 100):3d}%  step {env_step:,}  episode {len(history):,}  "
+            f"average score of the last 20 episodes: {average}  ({speed:,.0f} steps/s)",
+            flush=True,
+        )
 
 
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
@@ -294,14 +302,14 @@ def main():
         description=__doc__,
         usage=argparse.SUPPRESS,  # so that a mistake costs one line
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=110),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40, width=120),
     )
     for spec in fields(Config):
-        kind = {"type": spec.type, "metavar": spec.type.__name__.upper()}
+        how = {"type": spec.type, "metavar": spec.type.__name__.upper()}
         if spec.type is bool:
-            kind = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
+            how = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
         text = f"{spec.metadata['help']} (default: {spec.default})"
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, help=text, **kind)
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, help=text, **how)
     # The arguments of a notebook are its kernel's, not the user's.
     settings = vars(parser.parse_args([] if "ipykernel" in sys.modules else None))
     try:
@@ -309,9 +317,12 @@ def main():
         agent, _ = train(config)
         for greedy in (True, False):
             returns = evaluate(agent, config.env_id, greedy=greedy, seed=1_000_000 + 100 * config.seed)
-            print(f"{'greedy' if greedy else 'sampled'} evaluation: {returns.mean():.1f} ± {returns.std():.1f}")
+            kind = "greedy" if greedy else "sampled"
+            print(f"{kind} evaluation: {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} fresh episodes")
     except UsageError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped\n")  # the status of a program that Ctrl-C ended
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def ppo_gradient(name, ratio, advantage, config=COEFS):
     old_log_prob = torch.full_like(ratio, -1.0)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
     zeros = torch.zeros_like(ratio)
-    load(name).ppo_loss(log_prob, old_log_prob, advantage, zeros, zeros, zeros, config).backward()
+    load(name).ppo_loss(log_prob, old_log_prob, advantage, zeros, zeros, config).backward()
     return log_prob.grad
 
 
@@ -39,13 +39,13 @@ def test_gradient_at_ratio_1_is_the_policy_gradient(name):
 @pytest.mark.parametrize("name", PPO)
 def test_loss_is_the_sum_of_its_terms(name):
     ratio, advantage = torch.rand(6) + 0.5, torch.randn(6)
-    value, return_, entropy = torch.randn(6), torch.randn(6), torch.rand(6)
-    config = SimpleNamespace(clip_eps=0.2, value_coef=0.7, entropy_coef=0.3)
+    value, return_ = torch.randn(6), torch.randn(6)
+    config = SimpleNamespace(clip_eps=0.2, value_coef=0.7)
     surrogate = sum(
         min(float(r) * float(a), min(max(float(r), 0.8), 1.2) * float(a)) for r, a in zip(ratio, advantage)
     )
-    expected = -surrogate / 6 + 0.7 * float(((value - return_) ** 2).mean()) - 0.3 * float(entropy.mean())
-    loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, return_, entropy, config)
+    expected = -surrogate / 6 + 0.7 * float(((value - return_) ** 2).mean())
+    loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, return_, config)
     assert float(loss) == pytest.approx(expected, abs=1e-5)
 
 
@@ -53,41 +53,36 @@ def test_loss_is_the_sum_of_its_terms(name):
 def test_shapes_that_would_broadcast_are_refused(name):
     column, row = torch.zeros(4, 1), torch.zeros(4)
     with pytest.raises(AssertionError):
-        load(name).ppo_loss(column, row, row, row, row, row, COEFS)
+        load(name).ppo_loss(column, row, row, row, row, COEFS)
     with pytest.raises(AssertionError):
-        load(name).ppo_loss(row, row, row, column, row, row, COEFS)
+        load(name).ppo_loss(row, row, row, column, row, COEFS)
 
 
 @pytest.mark.parametrize("name", ["ppo_discrete", "actor_critic"])
 def test_categorical_log_prob_and_entropy(name):
     logits, action = torch.randn(5, 7, 4), torch.randint(4, (5, 7))
-    log_prob, entropy = load(name).log_prob_and_entropy(logits, action)
+    log_prob, entropy = load(name).log_prob_of(action, logits), load(name).entropy_of(logits)
     torch.testing.assert_close(log_prob, Categorical(logits=logits).log_prob(action))
     torch.testing.assert_close(entropy, Categorical(logits=logits).entropy())
 
 
 def test_gaussian_log_prob_and_entropy_sum_over_the_action():
     mean, log_std, action = torch.randn(5, 7, 3), torch.randn(3), torch.randn(5, 7, 3)
-    log_prob, entropy = load("ppo_continuous").log_prob_and_entropy(mean, log_std, action)
+    module = load("ppo_continuous")
+    log_prob, entropy = module.log_prob_of(action, mean, log_std), module.entropy_of(log_std)
     gaussian = Independent(Normal(mean, log_std.exp()), 1)
-    assert log_prob.shape == entropy.shape == (5, 7)
+    assert log_prob.shape == (5, 7)
     torch.testing.assert_close(log_prob, gaussian.log_prob(action))
-    torch.testing.assert_close(entropy, gaussian.entropy())
+    torch.testing.assert_close(entropy.expand(5, 7), gaussian.entropy())
 
 
-@pytest.mark.parametrize("name", ["ppo_discrete", "actor_critic"])
-def test_the_entropy_bonus_raises_the_entropy(name):
-    module = load(name)
-    logits = torch.tensor([[3.0, 0.0]], requires_grad=True)
-    config, zero = SimpleNamespace(clip_eps=0.2, value_coef=0.0, entropy_coef=1.0), torch.zeros(1)
-    log_prob, entropy = module.log_prob_and_entropy(logits, torch.tensor([0]))
-    if name == "ppo_discrete":
-        loss = module.ppo_loss(log_prob, log_prob.detach(), zero, zero, zero, entropy, config)
-    else:
-        loss = module.actor_critic_loss(log_prob, zero, zero, entropy, config)
-    loss.backward()
-    _, later = module.log_prob_and_entropy(logits - 0.1 * logits.grad, torch.tensor([0]))
-    assert later > entropy
+def test_the_entropy_bonus_raises_the_entropy():
+    module = load("actor_critic")
+    logits, zero = torch.tensor([[3.0, 0.0]], requires_grad=True), torch.zeros(1)
+    entropy = module.entropy_of(logits)
+    config = SimpleNamespace(value_coef=0.0, entropy_coef=1.0)
+    module.actor_critic_loss(zero, zero, zero, entropy, config).backward()
+    assert module.entropy_of(logits - 0.1 * logits.grad) > entropy
 
 
 def test_reinforce_gradient_is_the_policy_gradient():

@@ -8,7 +8,7 @@ from conftest import PPO, SCRIPTS, load, marked, steps_to_solve
 
 def small(name, **settings):
     """A short run on marked episodes, with a few odd sizes."""
-    sizes = {} if name == "reinforce" else {"num_steps": 7}
+    sizes = {"normalize_obs": True} | ({} if name == "reinforce" else {"num_steps": 7})
     sizes |= {"minibatch_size": 6, "epochs": 2} if name in PPO else {}
     return load(name).Config(**{"env_id": marked(name), "total_steps": 400, "num_envs": 3} | sizes | settings)
 
@@ -145,13 +145,13 @@ def test_the_learning_rate_anneals_or_does_not(name, monkeypatch, quiet):
 def test_continuous_actions_are_learned_unclipped_and_played_within_bounds(monkeypatch, recount, quiet):
     module = load("ppo_continuous")
     learned = []
-    log_prob_and_entropy = module.log_prob_and_entropy
+    log_prob_of = module.log_prob_of
 
-    def recorded(mean, log_std, action):
+    def recorded(action, mean, log_std):
         learned.append(action)
-        return log_prob_and_entropy(mean, log_std, action)
+        return log_prob_of(action, mean, log_std)
 
-    monkeypatch.setattr(module, "log_prob_and_entropy", recorded)
+    monkeypatch.setattr(module, "log_prob_of", recorded)
     module.train(small("ppo_continuous", init_log_std=1.0))  # MarkedEnv refuses actions out of its bounds
     assert torch.cat([a.reshape(-1, 2) for a in learned]).abs().max() > 2
 
@@ -174,6 +174,25 @@ def test_observation_statistics_are_part_of_the_network(name, quiet):
     before = agent.obs_norm.running_mean.clone()
     module.evaluate(agent, marked(name), episodes=5)
     assert torch.equal(agent.obs_norm.running_mean, before)  # evaluation sees them and leaves them
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_observations_stay_as_they_are_without_normalize_obs(name, quiet):
+    agent, _ = load(name).train(small(name, normalize_obs=False))
+    obs = torch.randn(4, 3)
+    torch.testing.assert_close(agent.normalize(obs), obs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_entropy_bonus_widens_the_policy_or_is_off(name, monkeypatch, quiet):
+    module, entropies, calls = load(name), [], []
+    entropy_of = module.entropy_of
+    for entropy_coef in (0.0, 1.0):
+        monkeypatch.setattr(module, "entropy_of", lambda *args: calls.append(entropy_coef) or entropy_of(*args))
+        agent, _ = module.train(small(name, entropy_coef=entropy_coef, total_steps=1_000))
+        policy, _ = agent(torch.zeros(1, 3))
+        entropies.append(float(entropy_of(agent.log_std if name == "ppo_continuous" else policy)))
+    assert set(calls) == {1.0} and entropies[1] > entropies[0]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -5,7 +5,7 @@ after each step t, and each action is made likelier or less likely in proportion
 standardised first: only whether an action did better or worse than the average is news.
 
     G_t = r_t + γ G_{t+1}                                 return                [1] Eq. 3.9
-    L   = -Σ_t log π(a_t|s_t) (G_t - mean(G)) / std(G)    REINFORCE, baseline   [1] Eq. 13.11
+    L   = -mean_t log π(a_t|s_t) (G_t - mean(G)) / std(G) REINFORCE, baseline   [1] Eq. 13.11
 
 Here r_t is the reward and γ discounts the future.
 
@@ -42,7 +42,7 @@ class Config:
 
     env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
     total_steps: int = setting(80_000, "environment steps to train for", 1, 10**12)
-    num_envs: int = setting(2, "N, environments side by side, one episode of each per update", 1, 10**5)
+    num_envs: int = setting(6, "N, environments side by side, one episode of each per update", 1, 10**5)
     learning_rate: float = setting(1e-2, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
@@ -147,10 +147,10 @@ def compute_returns(rewards, terminated, truncated, gamma):
 
 
 def reinforce_loss(logits, action, return_):
-    """The loss L to minimise, a sum over steps: logits (B, n_actions), action and return_ (B,)."""
+    """The loss L to minimise, averaged over steps: logits (B, n_actions), action and return_ (B,)."""
     assert action.shape == return_.shape
     log_prob = logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)  # log π(a|s)
-    return -(log_prob * return_).sum()
+    return -(log_prob * return_).mean()
 
 
 def train(config):

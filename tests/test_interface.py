@@ -59,7 +59,9 @@ def test_the_two_ppo_scripts_share_gae_loss_and_loop():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_command_line_trains_prints_and_evaluates(name, monkeypatch, capsys):
-    status, out, err = run_main(load(name), monkeypatch, capsys, "--env-id", marked(name), "--total-steps", "2000", "--seed", "3")
+    flags = ["--env-id", marked(name), "--total-steps", "2000", "--seed", "3"]
+    flags += ["--num-steps", "20", "--minibatch-size", "20"] if name in PPO else []
+    status, out, err = run_main(load(name), monkeypatch, capsys, *flags)
     assert status is None and err == ""
     lines = out.splitlines()
     progress = [line for line in lines if "average score of the last 20" in line]
@@ -173,7 +175,8 @@ def test_a_mistake_costs_one_line_and_status_2(name, flag, value, remedy, monkey
 def test_nan_from_the_environment_stops_the_run(name, fault, monkeypatch, capsys):
     env_id = f"NaN{fault}{'Box' if name == 'ppo_continuous' else 'Discrete'}-v0"
     status, _, err = run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
-    assert status == 2 and err.count("\n") == 1 and "--env-id" in err and "NaN" in err
+    (error,) = [line for line in err.splitlines() if line.startswith(f"{name}.py: error")]
+    assert status == 2 and "--env-id" in error and "NaN" in error and "Traceback" not in err
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

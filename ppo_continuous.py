@@ -47,7 +47,7 @@ class Config:
 
     env_id: str = setting("Pendulum-v1", "gymnasium environment with Box actions")
     total_steps: int = setting(98_000, "environment steps to train for", 1, 10**12)
-    num_envs: int = setting(8, "N, environments played side by side", 1, 10**5)
+    num_envs: int = setting(6, "N, environments played side by side", 1, 10**5)
     num_steps: int = setting(200, "T, steps of each environment per rollout", 2, 10**7)
     epochs: int = setting(15, "passes over each rollout", 1, 10**4)
     minibatch_size: int = setting(200, "environment steps per gradient step", 2, 10**9)

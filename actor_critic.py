@@ -1,15 +1,15 @@
 """Actor-critic with TD errors, in one file.
 
-A policy π(a|s), the actor, plays. A critic V(s) learns how much reward is still to come after state
-s. Every few steps both learn from the TD error δ_t, the difference between what the critic expected
-and what came: r_t, and then V(s_{t+1}). The critic makes δ_t smaller. The actor makes an action
-likelier if δ_t is positive, for then it turned out better than expected, and less likely otherwise.
+A policy π(a|s), the actor, gives the probability of action a in state s, and plays. A critic V(s)
+learns how much reward r is still to come after s. Every few steps both learn from the TD error δ_t:
+what came, r_t and then V(s_{t+1}), less what the critic expected. The critic makes δ_t smaller. The
+actor makes a_t more likely if δ_t is positive, since it turned out better than expected, else less.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                     TD error         [1] Sec. 13.5
     L   = -E[log π(a_t|s_t) ψ_t] + c_v E[δ_t²] - c_e E[H(π(·|s_t))]        with ψ_t = δ_t
 
-Here r_t is the reward, γ discounts the future, and H is the entropy. No gradient flows through the
-target r_t + γ V(s_{t+1}), nor through the weight ψ_t.
+γ discounts the future; H is the entropy; c_v and c_e are weights. No gradient flows through the target
+r_t + γ V(s_{t+1}), nor through the weight ψ_t.
 
 Run:  python actor_critic.py        (--help lists every setting)
 See:  RESULT

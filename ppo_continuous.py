@@ -1,9 +1,10 @@
 """PPO (Proximal Policy Optimization) for continuous actions, in one file.
 
-A policy π(a|s), the actor, plays N copies of an environment for T steps. A critic V(s) learns how
-much reward is still to come after state s. The advantage Â_t says how much better action a_t turned
-out than the critic expected, and PPO makes such actions more likely, in several passes over the
-same steps. The clip removes any gain from moving π further than ε from π_old, which played them.
+A policy π(a|s), the actor, gives the probability of action a in state s, and plays N copies of an
+environment for T steps. A critic V(s) learns how much reward r is still to come after s. The
+advantage Â_t says how much better a_t turned out than the critic expected, and PPO makes such
+actions more likely, in several passes over the same steps. The clip removes any gain from moving π
+further than ε from π_old, the policy that played them.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error           [2] Eq. 9
     Â_t = δ_t + γλ Â_{t+1}                                    GAE                [2] Eq. 16
@@ -11,8 +12,9 @@ same steps. The clip removes any gain from moving π further than ε from π_old
     L   = - E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]          clipped surrogate  [1] Eq. 7
           + c_v E[(V(s_t) - G_t)²] - c_e E[H(π(·|s_t))]       critic, entropy    [1] Eq. 9
 
-Here r_t is the reward, γ discounts the future, and G_t = Â_t + V_old(s_t) estimates the return.
-The policy is a Gaussian: a network gives its mean, and a learned σ, the same in every state, its width.
+γ discounts the future; λ trusts the critic at 0 and the rewards at 1; G_t = Â_t + V_old(s_t) estimates
+the return, the discounted sum of rewards; H is the entropy; c_v and c_e are weights.
+The policy is a Gaussian: a network gives its mean; its width σ is learned, the same in all states.
 
 Run:  python ppo_continuous.py        (--help lists every setting)
 See:  RESULT
@@ -48,7 +50,7 @@ class Config:
     env_id: str = setting("Pendulum-v1", "gymnasium environment with Box actions")
     total_steps: int = setting(98_000, "environment steps to train for", 1, 10**12)
     num_envs: int = setting(6, "N, environments played side by side", 1, 10**5)
-    num_steps: int = setting(200, "T, steps of each environment per rollout", 2, 10**7)
+    num_steps: int = setting(200, "T, steps of each environment per rollout; 200 are an episode", 2, 10**7)
     epochs: int = setting(15, "passes over each rollout", 1, 10**4)
     minibatch_size: int = setting(200, "environment steps per gradient step", 2, 10**9)
     learning_rate: float = setting(1e-3, "step size of Adam", 1e-8, 1.0)
@@ -56,7 +58,7 @@ class Config:
     normalize_obs: bool = setting(False, "shift and scale observations to mean 0, variance 1")
     reward_scale: float = setting(0.05, "learn from the rewards times this number", 1e-9, 1e9)
     gamma: float = setting(0.98, "γ, discount of future rewards", 0.0, 1.0)
-    gae_lambda: float = setting(0.9, "λ of GAE: 0 relies on the critic, 1 on the rewards", 0.0, 1.0)
+    gae_lambda: float = setting(0.9, "λ of GAE: 0 trusts the critic, 1 the rewards", 0.0, 1.0)
     clip_eps: float = setting(0.2, "ε, clip of the probability ratio", 0.0, 1e6)
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
@@ -94,7 +96,8 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.device = torch.device(config.device)
         obs_dim, action_space = envs.single_observation_space.shape[0], envs.single_action_space
-        if not (isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1 and action_space.is_bounded()):
+        is_flat_box = isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1
+        if not (is_flat_box and action_space.is_bounded()):
             raise UsageError(
                 f"--env-id {config.env_id}: this script needs flat, bounded Box actions, not {action_space}; "
                 "for Discrete actions use ppo_discrete.py"
@@ -227,7 +230,7 @@ def train(config):
         for t in range(T):
             action = agent.act(obs)
             obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
-            valid = ~done  # the step after an episode's end only resets: it ignores the action
+            valid = ~done  # the step after an episode's end only resets; it ignores the action
             # Scaled, so that V(s) stays near the size that the critic starts with: it learns sooner.
             buffer.add(t, action.cpu(), obs, config.reward_scale * reward, terminated, truncated, valid)
             env_step += int(valid.sum())
@@ -235,7 +238,7 @@ def train(config):
             if done.any():
                 history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 
-        # Estimate: once per rollout, so that the targets stand still while the networks move.
+        # Estimate: once per rollout, so that the targets stand still while the networks learn.
         obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
         with torch.no_grad():
             mean, values = agent(obs_seq)  # (T+1, N, action_dim), (T+1, N)

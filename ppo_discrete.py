@@ -1,9 +1,10 @@
 """PPO (Proximal Policy Optimization) for discrete actions, in one file.
 
-A policy π(a|s), the actor, plays N copies of an environment for T steps. A critic V(s) learns how
-much reward is still to come after state s. The advantage Â_t says how much better action a_t turned
-out than the critic expected, and PPO makes such actions more likely, in several passes over the
-same steps. The clip removes any gain from moving π further than ε from π_old, which played them.
+A policy π(a|s), the actor, gives the probability of action a in state s, and plays N copies of an
+environment for T steps. A critic V(s) learns how much reward r is still to come after s. The
+advantage Â_t says how much better a_t turned out than the critic expected, and PPO makes such
+actions more likely, in several passes over the same steps. The clip removes any gain from moving π
+further than ε from π_old, the policy that played them.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error           [2] Eq. 9
     Â_t = δ_t + γλ Â_{t+1}                                    GAE                [2] Eq. 16
@@ -11,7 +12,8 @@ same steps. The clip removes any gain from moving π further than ε from π_old
     L   = - E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]          clipped surrogate  [1] Eq. 7
           + c_v E[(V(s_t) - G_t)²] - c_e E[H(π(·|s_t))]       critic, entropy    [1] Eq. 9
 
-Here r_t is the reward, γ discounts the future, and G_t = Â_t + V_old(s_t) estimates the return.
+γ discounts the future; λ trusts the critic at 0 and the rewards at 1; G_t = Â_t + V_old(s_t) estimates
+the return, the discounted sum of rewards; H is the entropy; c_v and c_e are weights.
 
 Run:  python ppo_discrete.py        (--help lists every setting)
 See:  RESULT
@@ -55,7 +57,7 @@ class Config:
     normalize_obs: bool = setting(True, "shift and scale observations to mean 0, variance 1")
     reward_scale: float = setting(0.1, "learn from the rewards times this number", 1e-9, 1e9)
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
-    gae_lambda: float = setting(0.98, "λ of GAE: 0 relies on the critic, 1 on the rewards", 0.0, 1.0)
+    gae_lambda: float = setting(0.98, "λ of GAE: 0 trusts the critic, 1 the rewards", 0.0, 1.0)
     clip_eps: float = setting(0.15, "ε, clip of the probability ratio", 0.0, 1e6)
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
@@ -97,7 +99,7 @@ class ActorCritic(nn.Module):
                 f"--env-id {config.env_id}: this script needs Discrete actions, not {action_space}; "
                 "for Box actions use ppo_continuous.py"
             )
-        self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
+        self.first_action = int(action_space.start)  # Discrete actions need not count from 0
         # Used for its running mean and variance of the observations, which are saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
@@ -223,7 +225,7 @@ def train(config):
         for t in range(T):
             action = agent.act(obs)
             obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
-            valid = ~done  # the step after an episode's end only resets: it ignores the action
+            valid = ~done  # the step after an episode's end only resets; it ignores the action
             # Scaled, so that V(s) stays near the size that the critic starts with: it learns sooner.
             buffer.add(t, action.cpu(), obs, config.reward_scale * reward, terminated, truncated, valid)
             env_step += int(valid.sum())
@@ -231,7 +233,7 @@ def train(config):
             if done.any():
                 history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 
-        # Estimate: once per rollout, so that the targets stand still while the networks move.
+        # Estimate: once per rollout, so that the targets stand still while the networks learn.
         obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
         with torch.no_grad():
             logits, values = agent(obs_seq)  # (T+1, N, n_actions), (T+1, N)

@@ -1,13 +1,14 @@
 """REINFORCE, the first policy gradient method, in one file.
 
-A policy π(a|s) plays a whole episode. Then the return G_t says how much reward, discounted, came
-after each step t, and each action is made likelier or less likely in proportion to it. Returns are
-standardised first: only whether an action did better or worse than the average is news.
+A policy π(a|s) gives the probability of action a in state s, and plays whole episodes. Then the
+return G_t says how much reward r came after each step t, and each action a_t is made more or less
+likely in proportion to it. Returns are standardised first: what counts is whether an action was
+followed by more or by less than the average.
 
-    G_t = r_t + γ G_{t+1}                                 return                [1] Eq. 3.9
-    L   = -mean_t log π(a_t|s_t) (G_t - mean(G)) / std(G) REINFORCE, baseline   [1] Eq. 13.11
+    G_t = r_t + γ G_{t+1}                                     return               [1] Eq. 3.9
+    L   = - mean_t log π(a_t|s_t) (G_t - mean(G)) / std(G)    REINFORCE, baseline  [1] Eq. 13.11, [2]
 
-Here r_t is the reward and γ discounts the future.
+γ discounts the future. The gradient of L is, up to sign and scale, an estimate of that of E[G_0].
 
 Run:  python reinforce.py        (--help lists every setting)
 See:  RESULT
@@ -191,7 +192,7 @@ def train(config):
         # Estimate: how well each action was followed up, compared with the average of all these steps.
         obs_seq, action, reward, terminated, truncated, valid = (x[:t] for x in buffer.tensors(agent.device))
         return_ = compute_returns(reward, terminated, truncated, config.gamma)[valid]
-        # The mean is a baseline: it takes no part in the expected gradient, and much of its noise away.
+        # The mean is a baseline: it hardly changes the expected gradient, and takes away much of its noise.
         # The spread makes the step's size independent of the rewards' scale. (correction=0: a single
         # step has no spread, and gets 0 instead of NaN.)
         return_ = (return_ - return_.mean()) / (return_.std(correction=0) + 1e-8)

@@ -125,7 +125,7 @@ class RolloutBuffer:
         self.reward = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
-        self.valid = np.zeros((T, N), bool)  # False where a step only reset its environment
+        self.valid = np.zeros((T, N), bool)  # False after the end of the environment's episode
 
     def add(self, t, action, next_obs, reward, terminated, truncated, valid):
         self.action[t], self.obs[t + 1], self.reward[t] = action, next_obs, reward
@@ -182,6 +182,7 @@ def train(config):
         while playing.any():
             action = agent.act(obs)
             obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
+            # An environment that is done plays on while others are not: those steps teach nothing.
             buffer.add(t, action.cpu(), obs, reward, terminated, truncated, valid=playing)
             env_step += int((~done).sum())  # the step after an episode's end only resets: it does not count
             done = terminated | truncated

@@ -67,7 +67,7 @@ def train_ours(name, seed, stop_when_solved=False, **settings):
         def show(self, env_step, history):
             for step, score in history[len(watch.scores) :]:
                 watch.episode(step, score)
-            self.env_step = watch.total = env_step
+            watch.total = env_step
             if stop_when_solved and watch.step is not None:
                 raise Stop
 

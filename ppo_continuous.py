@@ -25,9 +25,19 @@ See:  the average score of 20 episodes passes -200 after about 18,000 steps, in 
     Estimation, arXiv:1506.02438
 """
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
+# ///
+
 import argparse
+import contextlib
+import difflib
+import io
 import math
 import numbers
+import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field, fields
@@ -35,13 +45,17 @@ from dataclasses import dataclass, field, fields
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.wrappers import RecordVideo
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from torch import distributed as dist
 from torch import nn
 
+SCRIPT = "ppo_continuous.py"
 
-def setting(default, help, low=None, high=None):
-    """A field of Config: its default, a few words of help, its least and greatest value."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+def setting(default, help, low=None, high=None, choices=None):
+    """A field of Config: its default, a few words of help, its least and greatest value, or its choices."""
+    return field(default=default, metadata={"help": help, "limits": (low, high, choices)})
 
 
 @dataclass
@@ -49,7 +63,7 @@ class Config:
     """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
 
     env_id: str = setting("Pendulum-v1", "gymnasium environment with Box actions")
-    total_steps: int = setting(98_000, "environment steps to train for", 1, 10**12)
+    total_steps: int = setting(98_000, "environment steps to train for", 0, 10**12)
     num_envs: int = setting(6, "N, environments played side by side", 1, 10**5)
     num_steps: int = setting(200, "T, steps of each environment per rollout; 200 are an episode", 2, 10**7)
     epochs: int = setting(15, "passes over each rollout", 1, 10**4)
@@ -69,6 +83,16 @@ class Config:
     hidden_size: int = setting(128, "units of each hidden layer", 1, 10**5)
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
     device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
+    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
+    save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
+    load: str = setting("", "file that --save wrote, to go on from")
+    render: bool = setting(False, "at the end show three episodes in a window")
+    video: str = setting("", "folder to film three episodes into at the end")
+    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
+    save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
+    load: str = setting("", "file that --save wrote, to go on from")
+    render: bool = setting(False, "at the end show three episodes in a window")
+    video: str = setting("", "folder to film three episodes into at the end")
 
     def __post_init__(self):
         check_settings(self)
@@ -121,6 +145,7 @@ class ActorCritic(nn.Module):
         """Takes a batch (B, obs_dim) into the running mean and variance."""
         if len(obs) > 1:  # one observation has no variance
             self.obs_norm(obs)
+        average([self.obs_norm.running_mean, self.obs_norm.running_var])
 
     def forward(self, obs):
         """obs (..., obs_dim) -> mean of π(·|obs) (..., action_dim), V(obs) (...)."""
@@ -212,19 +237,19 @@ def train(config):
     torch.manual_seed(config.seed)
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     T, N = config.num_steps, config.num_envs
-    envs = make_envs(config.env_id, N)
+    envs = make_envs(config.env_id, N, config.vectorization)
     agent = ActorCritic(envs, config)
     parameters = list(agent.parameters())
     optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=1e-5, fused=True)
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0], len(agent.low))
     num_minibatches = math.ceil(T * N / config.minibatch_size)
-    history, env_step, progress = [], 0, Progress(config.total_steps)
+    run = Run(config, agent, optimizer)  # counts, prints, saves; with --load it has begun already
 
-    obs, _ = envs.reset(seed=config.seed)  # seeded only here: again, and all episodes would start alike
+    obs, _ = envs.reset(seed=run.seed)  # seeded only here: again, and all episodes would start alike
     done = np.zeros(N, bool)
-    while env_step < config.total_steps:
+    while run.env_step < config.total_steps:
         if config.anneal_lr:
-            optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - env_step / config.total_steps)
+            optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - run.env_step / config.total_steps)
 
         # Collect: play T steps with the current policy.
         buffer.obs[0] = obs
@@ -234,10 +259,10 @@ def train(config):
             valid = ~done  # the step after an episode's end only resets; it ignores the action
             # Scaled, so that V(s) stays near the size that the critic starts with: it learns sooner.
             buffer.add(t, action.cpu(), obs, config.reward_scale * reward, terminated, truncated, valid)
-            env_step += int(valid.sum())
+            run.env_step += run.processes * int(valid.sum())
             done = terminated | truncated
             if done.any():
-                history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
+                run.history += [(run.env_step, float(score)) for score in info["episode"]["r"][done]]
 
         # Estimate: once per rollout, so that the targets stand still while the networks learn.
         obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
@@ -263,18 +288,19 @@ def train(config):
                     loss = loss - config.entropy_coef * entropy_of(agent.log_std)
                 optimizer.zero_grad()
                 loss.backward()
+                average(parameter.grad for parameter in parameters)  # over processes, if there are more
                 grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
                 optimizer.step()
         if not grad_norm.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
         if config.normalize_obs:  # only now: the estimates and the update saw what the policy saw
             agent.update_obs_stats(rollout[0])
-        progress.show(env_step, history)
+        run.report()
     envs.close()
-    return agent, history
+    return agent, run.history
 
 
-# ---- From here on the four scripts are the same: checks, evaluation and the command line ----
+# ---- From here on the four scripts are the same: checks, environments, checkpoints, the command line ----
 
 
 class UsageError(ValueError):
@@ -284,13 +310,16 @@ class UsageError(ValueError):
 def check_settings(config):
     """Raises UsageError for a setting of the wrong type, out of range, or not on this machine."""
     for spec in fields(config):
-        value, low, high = getattr(config, spec.name), spec.metadata["low"], spec.metadata["high"]
+        value, low, high, choices = getattr(config, spec.name), *spec.metadata["limits"]
         flag = f"--{spec.name.replace('_', '-')} {value}"
         kind = {int: numbers.Integral, float: numbers.Real}.get(spec.type, spec.type)
         if not isinstance(value, kind):
             raise UsageError(f"{flag}: must be of type {spec.type.__name__}")
         if low is not None and not low <= value <= high:  # NaN is in no range
             raise UsageError(f"{flag}: must be between {low} and {high}")
+        if choices and value not in choices:
+            raise UsageError(f"{flag}: must be one of {', '.join(choices)}")
+        setattr(config, spec.name, spec.type(value))  # numpy's numbers become Python's
     try:
         torch.zeros(1, device=config.device).item()
     except (RuntimeError, AssertionError):
@@ -314,12 +343,17 @@ class RefuseNaN(gym.vector.VectorWrapper):
         return numbers
 
 
-def make_envs(env_id, num_envs):
+def make_envs(env_id, num_envs, vectorization="auto"):
     """Copies of an environment that step together and report each finished episode in info."""
+    mode = None if vectorization == "auto" else vectorization  # None: a native vector version, if there is one
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) if mode == "async" else None
     try:
-        envs = gym.make_vec(env_id, num_envs=num_envs)
+        envs = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode=mode)
     except (gym.error.Error, ImportError) as error:
         raise UsageError(f"--env-id {env_id}: {str(error).splitlines()[0]}") from None
+    finally:
+        if on_interrupt:  # the processes of async inherited "ignore": Ctrl-C is for this one alone
+            signal.signal(signal.SIGINT, on_interrupt)
     obs_space = envs.single_observation_space
     if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
         raise UsageError(f"--env-id {env_id}: all four scripts need a flat Box observation, not {obs_space}")
@@ -327,24 +361,126 @@ def make_envs(env_id, num_envs):
     return RefuseNaN(RecordEpisodeStatistics(envs))
 
 
-class Progress:
-    """Prints a line whenever another twentieth of the run is done."""
+def average(tensors):
+    """Replaces tensors by their means over the processes that torchrun started; alone, does nothing."""
+    if dist.is_initialized():
+        tensors = list(tensors)
+        means = torch.cat([x.flatten() for x in tensors])  # one message instead of many
+        dist.all_reduce(means)
+        means /= dist.get_world_size()
+        for x, mean in zip(tensors, means.split([x.numel() for x in tensors])):
+            x.copy_(mean.view_as(x))
 
-    def __init__(self, total_steps):
-        self.total_steps, self.lines, self.start = total_steps, 0, time.perf_counter()
 
-    def show(self, env_step, history):
-        if env_step * 20 < self.total_steps * (self.lines + 1):
-            return
-        self.lines = env_step * 20 // self.total_steps
-        scores = [score for _, score in history[-20:]]
-        average = f"{np.mean(scores):.1f}" if scores else "none yet"
-        speed = env_step / (time.perf_counter() - self.start)
-        print(
-            f"{min(5 * self.lines, 100):3d}%  step {env_step:,}  episode {len(history):,}  "
-            f"average score of the last 20 episodes: {average}  ({speed:,.0f} steps/s)",
-            flush=True,
-        )
+class Run:
+    """What a run needs besides learning: it counts, prints, saves, stops, and goes on from a checkpoint.
+
+    env_step: steps so far, of all environments of all processes. history: a pair (env_step,
+    episode_return) for each finished episode of this process. seed: the one for its environments.
+    """
+
+    def __init__(self, config, agent, optimizer):
+        self.config, self.agent, self.optimizer = config, agent, optimizer
+        self.env_step, self.history, self.interrupted, self.handlers = 0, [], False, {}
+        self.rank, self.processes = 0, 1
+        if dist.is_initialized():
+            self.rank, self.processes = dist.get_rank(), dist.get_world_size()
+        folder = os.path.dirname(config.save) or "."
+        if config.save and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+            raise UsageError(f"--save {config.save}: cannot write to the folder {folder}; make it, or choose another")
+        if os.path.isdir(config.save):
+            raise UsageError(f"--save {config.save}: cannot be a folder; give a file's name")
+        if config.save != config.load and os.path.exists(config.save):
+            raise UsageError(f"--save {config.save}: exists; --load {config.save} to go on from it, or another name")
+        if config.load:
+            self.restore()
+        self.seed = config.seed + self.env_step + 10**6 * self.rank  # new episodes, not the first ones again
+        if self.rank > 0:
+            torch.manual_seed(self.seed)
+        self.start_step, self.start, self.parts = self.env_step, time.perf_counter(), 0
+        with contextlib.suppress(ValueError):  # outside the main thread signals cannot be caught
+            for number in (signal.SIGINT, signal.SIGTERM) if self.env_step < config.total_steps else ():
+                self.handlers[number] = signal.signal(number, self.interrupt)
+
+    def interrupt(self, number, frame):
+        """On Ctrl-C or SIGTERM: finish the rollout, save, stop. The second time: stop at once."""
+        self.interrupted = True
+        signal.signal(number, self.handlers.pop(number))
+
+    def report(self):
+        """After each rollout: prints and saves at every twentieth of the run, and on being interrupted."""
+        state = torch.tensor([self.env_step, self.interrupted], dtype=torch.float64)
+        average([state])  # processes end together
+        self.env_step, stop, total = int(state[0]), bool(state[1] > 0), self.config.total_steps
+        parts = min(20 * self.env_step // total, 20)
+        if parts > self.parts or stop:
+            self.parts = parts
+            scores = [score for _, score in self.history[-20:]]
+            mean = f"{np.mean(scores):.1f}" if scores else "none yet"
+            speed = (self.env_step - self.start_step) / (time.perf_counter() - self.start)
+            print(
+                f"{5 * parts:3d}%  step {self.env_step:,}  episode {len(self.history):,}  "
+                f"average score of the last 20 episodes: {mean}  "
+                f"({speed:,.0f} steps/s, {max(total - self.env_step, 0) / speed:,.0f} s left)",
+                flush=True,
+            )
+            if self.config.save and self.rank == 0:
+                self.save()
+        if stop or self.env_step >= total:
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler)
+        if stop:
+            raise KeyboardInterrupt
+
+    def save(self):
+        """Writes a checkpoint. The old one is replaced at once, when the new one is whole on the disk."""
+        contents = io.BytesIO()
+        torch.save({
+            "script": SCRIPT, "config": vars(self.config), "env_step": self.env_step, "history": self.history,
+            "agent": self.agent.state_dict(), "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
+        }, contents)  # fmt: skip
+        path, unfinished = self.config.save, f"{self.config.save}.unfinished"
+        try:
+            with open(unfinished, "wb") as file:
+                file.write(contents.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except OSError as error:  # no reason to lose the run
+            print(f"--save {path}: not saved at step {self.env_step:,}: {error.strerror}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                os.remove(unfinished)
+
+    def restore(self):
+        """Takes over the weights, the optimizer, the counts and the random state of --load's checkpoint."""
+        path, checkpoint = self.config.load, read_checkpoint(self.config.load)
+        for name in ("env_id", "hidden_layers", "hidden_size"):
+            saved, wanted, flag = checkpoint["config"][name], getattr(self.config, name), name.replace("_", "-")
+            if saved != wanted:
+                raise UsageError(f"--{flag} {wanted}: {path} was saved with --{flag} {saved}")
+        try:
+            self.agent.load_state_dict(checkpoint["agent"])
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+            self.optimizer.param_groups[0]["lr"] = self.config.learning_rate
+            torch.set_rng_state(checkpoint["rng"])
+            self.env_step, self.history = int(checkpoint["env_step"]), list(checkpoint["history"])
+        except Exception as error:
+            raise UsageError(f"--load {path}: does not fit this script: {str(error).splitlines()[0]}") from None
+        print(f"{path}: {self.env_step:,} steps were trained; new episodes begin", flush=True)
+
+
+def read_checkpoint(path):
+    """The contents of a file that Run.save wrote: tensors and plain values; no code in it is run."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        script, _ = checkpoint.get("script"), checkpoint["config"]["env_id"]
+    except OSError as error:
+        raise UsageError(f"--load {path}: {error.strerror}") from None
+    except Exception:  # a damaged or foreign file can fail in any way
+        raise UsageError(f"--load {path}: damaged, or not a file that --save wrote") from None
+    if script != SCRIPT:
+        raise UsageError(f"--load {path}: was saved by {script}; load it there")
+    return checkpoint
 
 
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
@@ -360,6 +496,31 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
     return returns
 
 
+def make_screens(config):
+    """The environments that --render and --video ask for."""
+    try:
+        if config.video and os.path.isdir(config.video) and os.listdir(config.video):
+            raise UsageError(f"--video {config.video}: holds files already; choose a new folder")
+        screens = [gym.make(config.env_id, render_mode="human")] if config.render else []
+        if config.video:
+            film = gym.make(config.env_id, render_mode="rgb_array")
+            screens.append(RecordVideo(film, config.video, episode_trigger=lambda episode: True))
+        return screens
+    except (gym.error.Error, ImportError, OSError) as error:
+        raise UsageError(f"--render or --video: {str(error).splitlines()[0]}") from None
+
+
+def watch(env, agent, episodes=3):
+    """Plays episodes with the likeliest actions, for eyes."""
+    for _ in range(episodes):
+        obs, _ = env.reset()
+        done = False
+        while not done:
+            obs, _, terminated, truncated, _ = env.step(agent.to_env(agent.act(obs[None], greedy=True))[0])
+            done = terminated or truncated
+    env.close()
+
+
 def main():
     """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
     parser = argparse.ArgumentParser(
@@ -368,21 +529,43 @@ def main():
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40, width=120),
     )
+    flags = []
     for spec in fields(Config):
         how = {"type": spec.type, "metavar": spec.type.__name__.upper()}
         if spec.type is bool:
             how = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
-        text = f"{spec.metadata['help']} (default: {spec.default})"
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, help=text, **how)
-    # The arguments of a notebook are its kernel's, not the user's.
-    settings = vars(parser.parse_args([] if "ipykernel" in sys.modules else None))
+        how |= {"default": spec.default, "help": f"{spec.metadata['help']} (default: {'none' if spec.default == '' else spec.default})"}
+        flags += parser.add_argument(f"--{spec.name.replace('_', '-')}", **how).option_strings
+
+    def parse():
+        # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
+        settings, unknown = parser.parse_known_args(None if "__file__" in globals() else [])
+        if unknown:
+            close = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1, cutoff=0.7)
+            parser.error(f"{unknown[0]}: unknown; " + (f"did you mean {close[0]}?" if close else "--help shows all"))
+        return vars(settings)
+
     try:
+        settings = parse()
+        if settings["load"]:  # its settings hold where the command line gives no others
+            for name, value in read_checkpoint(settings["load"])["config"].items():
+                if name not in ("save", "load", "render", "video", "device", "vectorization"):
+                    parser.set_defaults(**{name: value})
+            settings = parse()
         config = Config(**settings)
+        if dist.is_torchelastic_launched():  # by torchrun
+            dist.init_process_group("gloo")
+            if dist.get_rank() > 0:  # one process shows, and tells
+                config.render, config.video = False, ""
+                sys.stdout = sys.stderr = open(os.devnull, "w")
+        screens = make_screens(config)
         agent, _ = train(config)
         for greedy in (True, False):
             returns = evaluate(agent, config.env_id, greedy=greedy, seed=1_000_000 + 100 * config.seed)
             kind = "greedy" if greedy else "sampled"
             print(f"{kind} evaluation: {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} fresh episodes")
+        for screen in screens:
+            watch(screen, agent)
     except UsageError as error:
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -59,26 +59,27 @@ def train_ours(name, seed, stop_when_solved=False, **settings):
     module = importlib.import_module(name)
     watch = Watch(TASKS[name])
 
-    class Watched(module.Progress):
-        def __init__(self, total_steps):
-            super().__init__(total_steps)
+    class Watched(module.Run):
+        def __init__(self, config, agent, optimizer):
+            super().__init__(config, agent, optimizer)
             watch.start = self.start
 
-        def show(self, env_step, history):
-            for step, score in history[len(watch.scores) :]:
+        def report(self):
+            super().report()
+            for step, score in self.history[len(watch.scores) :]:
                 watch.episode(step, score)
-            watch.total = env_step
+            watch.total = self.env_step
             if stop_when_solved and watch.step is not None:
                 raise Stop
 
-    plain, module.Progress = module.Progress, Watched
+    plain, module.Run = module.Run, Watched
     agent = None
     try:
         agent, _ = module.train(module.Config(seed=seed, **settings))
     except Stop:
         pass
     finally:
-        module.Progress = plain
+        module.Run = plain
     seconds = time.perf_counter() - watch.start
     row = {"program": name, "seed": seed, "solved_at_step": watch.step, "solved_at_second": watch.seconds,
            "steps": watch.total, "seconds": seconds}  # fmt: skip

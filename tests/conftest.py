@@ -5,6 +5,7 @@ import importlib
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -23,6 +24,18 @@ def load(name):
     return importlib.import_module(name)
 
 
+def run_main(module, monkeypatch, capsys, *arguments):
+    """main() as the command line runs it; returns (exit status or None, stdout, stderr)."""
+    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
+    status = None
+    try:
+        module.main()
+    except SystemExit as stop:
+        status = stop.code
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
 class MarkedEnv(gym.Env):
     """Short random episodes that end in both ways, and observations that tell where in them they are.
 
@@ -32,8 +45,8 @@ class MarkedEnv(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
-    def __init__(self, action_space, fault=None):
-        self.action_space, self.fault = action_space, fault
+    def __init__(self, action_space, fault=None, slow=False):
+        self.action_space, self.fault, self.slow = action_space, fault, slow
         self.episode = 0
 
     def observe(self, over=False):
@@ -43,7 +56,7 @@ class MarkedEnv(gym.Env):
         super().reset(seed=seed)
         self.episode += 1
         self.step_number = 0
-        self.length = int(self.np_random.integers(1, 7))
+        self.length = 10**9 if self.slow else int(self.np_random.integers(1, 7))
         self.terminates = bool(self.np_random.integers(2))
         obs = self.observe()
         return (obs * np.nan if self.fault == "reset" else obs), {}
@@ -51,6 +64,7 @@ class MarkedEnv(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action), action
         self.step_number += 1
+        time.sleep(0.02 if self.slow else 0)
         over = self.step_number >= self.length
         obs, reward = self.observe(over), float(self.np_random.normal())
         if self.fault == "obs" and self.step_number > 2:
@@ -64,9 +78,9 @@ DISCRETE = gym.spaces.Discrete(3, start=5)
 BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 
 
-def register(name, action_space, **kwargs):
+def register(name, action_space, limit=10, **kwargs):
     gym.register(
-        name, lambda **options: MarkedEnv(action_space, **options), max_episode_steps=10, kwargs=kwargs
+        name, lambda **options: MarkedEnv(action_space, **options), max_episode_steps=limit, kwargs=kwargs
     )
 
 
@@ -75,6 +89,8 @@ register("MarkedBox-v0", BOX)
 for fault in ("obs", "reward", "reset"):
     register(f"NaN{fault}Discrete-v0", DISCRETE, fault=fault)
     register(f"NaN{fault}Box-v0", BOX, fault=fault)
+register("SlowDiscrete-v0", DISCRETE, limit=10_000, slow=True)
+register("SlowBox-v0", BOX, limit=10_000, slow=True)
 register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
 register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
 
@@ -146,19 +162,19 @@ class Solved(Exception):
 def steps_to_solve(module, config, threshold):
     """Environment steps until 20 training episodes average the threshold, or None; stops there."""
 
-    class Stop(module.Progress):
-        def show(self, env_step, history):
-            super().show(env_step, history)
-            scores = [score for _, score in history]
+    class Stop(module.Run):
+        def report(self):
+            super().report()
+            scores = [score for _, score in self.history]
             for i in range(20, len(scores) + 1):
                 if np.mean(scores[i - 20 : i]) >= threshold:
-                    raise Solved(history[i - 1][0])
+                    raise Solved(self.history[i - 1][0])
 
-    original, module.Progress = module.Progress, Stop
+    original, module.Run = module.Run, Stop
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             module.train(config)
     except Solved as solved:
         return solved.args[0]
     finally:
-        module.Progress = original
+        module.Run = original

@@ -5,11 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 
 import numpy as np
 import pytest
-from conftest import PPO, ROOT, SCRIPTS, load, marked
+from conftest import PPO, ROOT, SCRIPTS, load, marked, run_main
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
 
@@ -22,18 +23,6 @@ def command(name, *arguments):
     return subprocess.run(
         [sys.executable, f"{name}.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
-
-
-def run_main(module, monkeypatch, capsys, *arguments):
-    """main() as the command line runs it; returns (exit status or None, stdout, stderr)."""
-    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
-    status = None
-    try:
-        module.main()
-    except SystemExit as stop:
-        status = stop.code
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -67,7 +56,7 @@ def test_command_line_trains_prints_and_evaluates(name, monkeypatch, capsys):
     progress = [line for line in lines if "average score of the last 20" in line]
     assert 5 <= len(progress) <= 21
     assert re.match(r" *\d+%  step [\d,]+  episode [\d,]+  average score of the last 20 episodes: -?\d+\.\d", progress[-1])
-    assert progress[-1].startswith("100%") and progress[-1].endswith("steps/s)")
+    assert progress[-1].startswith("100%") and progress[-1].endswith(" 0 s left)")
     assert lines[-2].startswith("greedy") and lines[-1].startswith("sampled")
     assert "nan" not in out
 
@@ -79,7 +68,7 @@ def test_help_tells_every_setting_and_default_in_a_line(name, monkeypatch, capsy
     assert status == 0
     for field in fields(module.Config):
         flag = "--" + field.name.replace("_", "-")
-        assert re.search(rf"^ +{flag}[ ,].*\(default: {re.escape(str(field.default))}\)$", out, re.M), flag
+        assert re.search(rf"^ +{flag}[ ,].*\(default: {re.escape(str(field.default) or 'none')}\)$", out, re.M), flag
     assert {"env_id", "total_steps", "num_envs", "seed", "device"} <= {field.name for field in fields(module.Config)}
 
 
@@ -113,8 +102,8 @@ COMMON = [
     ("--env-id", "FrozenLake-v1", "flat Box"),
     ("--env-id", "CarRacing-v3", "--env-id"),
     ("--env-id", "MultiDiscrete-v0", "MultiDiscrete"),
-    ("--total-steps", "0", "between 1 and"),
-    ("--total-steps", "-5", "between 1 and"),
+    ("--total-steps", "-1", "between 0 and"),
+    ("--total-steps", "1000000000001", "between 0 and"),
     ("--total-steps", "1e5", "invalid int"),
     ("--num-envs", "0", "between 1 and"),
     ("--num-envs", "2.5", "invalid int"),
@@ -132,9 +121,24 @@ COMMON = [
     ("--device", "cuda:99", "--device cuda:99"),
     ("--device", "toaster", "--device toaster"),
     ("--device", "meta", "--device meta"),
-    ("--gama", "0.9", "--gama"),
-    ("--gam", "0.9", "--gam"),
-    ("stray", "argument", "stray"),
+    ("--gama", "0.9", "did you mean --gamma?"),
+    ("--gam", "0.9", "did you mean --gamma?"),
+    ("--total-step", "9", "did you mean --total-steps?"),
+    ("--lr", "0.1", "--help shows all"),
+    ("--no-anneal-rl", "", "did you mean --no-anneal-lr?"),
+    ("--zzz", "", "--help shows all"),
+    ("stray", "argument", "--help shows all"),
+    ("--anneal-lr=yes", "", "--anneal-lr"),
+    ("--seed", "2147483648", "between 0 and"),
+    ("--vectorization", "parallel", "one of auto, sync, async"),
+    ("--save", "/no/such/folder/kept.pt", "make it"),
+    ("--save", "/", "cannot be a folder"),
+    ("--save", "README.md", "--load README.md to go on"),
+    ("--load", "no-such-file.pt", "No such file"),
+    ("--load", "tests", "Is a directory"),
+    ("--load", "README.md", "damaged, or not a file that --save wrote"),
+    ("--video", "tests", "choose a new folder"),
+    ("--video", "README.md", "--video"),
 ]
 ROLLOUT = [
     ("--num-steps", "0", "between 2 and"),
@@ -165,9 +169,14 @@ MISTAKES = [(name, *mistake) for name in SCRIPTS for mistake in COMMON + OF[name
 
 @pytest.mark.parametrize("name, flag, value, remedy", MISTAKES)
 def test_a_mistake_costs_one_line_and_status_2(name, flag, value, remedy, monkeypatch, capsys):
-    status, out, err = run_main(load(name), monkeypatch, capsys, flag, value)
+    monkeypatch.chdir(ROOT)
+    status, out, err = run_main(load(name), monkeypatch, capsys, flag, *[value] * bool(value or flag == "--env-id"))
     assert status == 2 and out == ""
-    assert err.count("\n") == 1 and remedy in err and (flag in err or flag == "stray")
+    assert err.count("\n") == 1 and remedy in err and flag.split("=")[0] in err
+
+
+def test_there_are_many_mistakes():
+    assert len({mistake[1:] for mistake in MISTAKES}) >= 60
 
 
 @pytest.mark.parametrize("fault", ["obs", "reward", "reset"])
@@ -201,7 +210,7 @@ def test_wrong_settings_in_python_raise_value_error(name):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_in_a_notebook_the_kernels_arguments_are_not_ours(name, monkeypatch, capsys):
     module, seen = load(name), []
-    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.delattr(module, "__file__")  # as in a cell
     monkeypatch.setattr(module, "train", lambda config: seen.append(config) or (None, []))
     monkeypatch.setattr(module, "evaluate", lambda *args, **kwargs: np.zeros(1))
     status, _, err = run_main(module, monkeypatch, capsys, "-f", "/tmp/kernel-1.json")
@@ -237,6 +246,15 @@ def test_every_readme_command_runs():
         arguments = words[2:] if "--help" in words else [*words[2:], "--total-steps", "1000"]
         result = command(words[1].removesuffix(".py"), *arguments)
         assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_inline_metadata_equals_the_requirements(name):
+    """As in the reference implementation of PEP 723, which `uv run` follows."""
+    block = re.search(r"(?m)^# /// script\n((?:^#(?: .*)?\n)+?)^# ///$", source(name)).group(1)
+    metadata = tomllib.loads("".join(line[2:] + "\n" for line in block.splitlines()))
+    assert metadata["dependencies"] == (ROOT / "requirements.txt").read_text().split()
+    assert metadata["requires-python"] == ">=3.11"
 
 
 def test_requirements_are_pinned():

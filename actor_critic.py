@@ -138,9 +138,9 @@ class ActorCritic(nn.Module):
         """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
         logits = self.policy(self.normalize(obs))
-        if greedy:
-            return logits.argmax(-1)
-        return torch.multinomial(logits.softmax(-1), num_samples=1).squeeze(-1)
+        if not greedy:  # with Gumbel noise added, the greatest logit is a sample from π (a softmax of logits)
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
 
     def to_env(self, action):
         """Actions (N,) as an array that the environment understands."""

@@ -64,10 +64,10 @@ class Config:
 
     env_id: str = setting("Pendulum-v1", "gymnasium environment with Box actions")
     total_steps: int = setting(98_000, "environment steps to train for", 0, 10**12)
-    num_envs: int = setting(6, "N, environments played side by side", 1, 10**5)
+    num_envs: int = setting(5, "N, environments played side by side", 1, 10**5)
     num_steps: int = setting(200, "T, steps of each environment per rollout; 200 are an episode", 2, 10**7)
-    epochs: int = setting(15, "passes over each rollout", 1, 10**4)
-    minibatch_size: int = setting(200, "environment steps per gradient step", 2, 10**9)
+    epochs: int = setting(10, "passes over each rollout", 1, 10**4)
+    minibatch_size: int = setting(125, "environment steps per gradient step", 2, 10**9)
     learning_rate: float = setting(1e-3, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
     normalize_obs: bool = setting(False, "shift and scale observations to mean 0, variance 1")
@@ -75,10 +75,11 @@ class Config:
     gamma: float = setting(0.98, "γ, discount of future rewards", 0.0, 1.0)
     gae_lambda: float = setting(0.9, "λ of GAE: 0 trusts the critic, 1 the rewards", 0.0, 1.0)
     clip_eps: float = setting(0.2, "ε, clip of the probability ratio", 0.0, 1e6)
+    anneal_clip: bool = setting(True, "let ε fall linearly to 0")
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
     max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length", 1e-6, 1e12)
-    init_log_std: float = setting(-0.5, "log σ of the policy at first", -10.0, 10.0)
+    init_log_std: float = setting(0.0, "log σ of the policy at first", -10.0, 10.0)
     hidden_layers: int = setting(2, "hidden layers of each network", 0, 100)
     hidden_size: int = setting(128, "units of each hidden layer", 1, 10**5)
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
@@ -219,14 +220,14 @@ def entropy_of(log_std):
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
-def ppo_loss(log_prob, old_log_prob, advantage, value, return_, config):
+def ppo_loss(log_prob, old_log_prob, advantage, value, return_, clip_eps, value_coef):
     """The loss to minimise, without the entropy (arXiv:1707.06347, Eq. 7 and 9). All tensors (B,)."""
     assert log_prob.shape == old_log_prob.shape == advantage.shape == value.shape == return_.shape
     ratio = (log_prob - old_log_prob).exp()
-    clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
+    clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     surrogate = torch.min(ratio * advantage, clipped_ratio * advantage)
     value_error = (value - return_).square()
-    return (config.value_coef * value_error - surrogate).mean()
+    return (value_coef * value_error - surrogate).mean()
 
 
 def train(config):
@@ -248,8 +249,10 @@ def train(config):
     obs, _ = envs.reset(seed=run.seed)  # seeded only here: again, and all episodes would start alike
     done = np.zeros(N, bool)
     while run.env_step < config.total_steps:
+        remaining = 1 - run.env_step / config.total_steps
         if config.anneal_lr:
-            optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - run.env_step / config.total_steps)
+            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+        clip_eps = config.clip_eps * (remaining if config.anneal_clip else 1.0)
 
         # Collect: play T steps with the current policy.
         buffer.obs[0] = obs
@@ -283,7 +286,9 @@ def train(config):
                 advantage_b = (advantage_b - advantage_b.mean()) / (advantage_b.std(correction=0) + 1e-8)
                 mean, value = agent(obs_b)
                 log_prob = log_prob_of(action_b, mean, agent.log_std)
-                loss = ppo_loss(log_prob, old_log_prob_b, advantage_b, value, return_b, config)
+                loss = ppo_loss(
+                    log_prob, old_log_prob_b, advantage_b, value, return_b, clip_eps, config.value_coef
+                )
                 if config.entropy_coef > 0:
                     loss = loss - config.entropy_coef * entropy_of(agent.log_std)
                 optimizer.zero_grad()

@@ -73,7 +73,8 @@ class Config:
     reward_scale: float = setting(0.1, "learn from the rewards times this number", 1e-9, 1e9)
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
     gae_lambda: float = setting(0.98, "λ of GAE: 0 trusts the critic, 1 the rewards", 0.0, 1.0)
-    clip_eps: float = setting(0.15, "ε, clip of the probability ratio", 0.0, 1e6)
+    clip_eps: float = setting(0.2, "ε, clip of the probability ratio", 0.0, 1e6)
+    anneal_clip: bool = setting(False, "let ε fall linearly to 0")
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
     max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length", 1e-6, 1e12)
@@ -153,9 +154,9 @@ class ActorCritic(nn.Module):
         """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
         logits = self.policy(self.normalize(obs))
-        if greedy:
-            return logits.argmax(-1)
-        return torch.multinomial(logits.softmax(-1), num_samples=1).squeeze(-1)
+        if not greedy:  # with Gumbel noise added, the greatest logit is a sample from π (a softmax of logits)
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
 
     def to_env(self, action):
         """Actions (N,) as an array that the environment understands."""
@@ -214,14 +215,14 @@ def entropy_of(logits):
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def ppo_loss(log_prob, old_log_prob, advantage, value, return_, config):
+def ppo_loss(log_prob, old_log_prob, advantage, value, return_, clip_eps, value_coef):
     """The loss to minimise, without the entropy (arXiv:1707.06347, Eq. 7 and 9). All tensors (B,)."""
     assert log_prob.shape == old_log_prob.shape == advantage.shape == value.shape == return_.shape
     ratio = (log_prob - old_log_prob).exp()
-    clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
+    clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     surrogate = torch.min(ratio * advantage, clipped_ratio * advantage)
     value_error = (value - return_).square()
-    return (config.value_coef * value_error - surrogate).mean()
+    return (value_coef * value_error - surrogate).mean()
 
 
 def train(config):
@@ -243,8 +244,10 @@ def train(config):
     obs, _ = envs.reset(seed=run.seed)  # seeded only here: again, and all episodes would start alike
     done = np.zeros(N, bool)
     while run.env_step < config.total_steps:
+        remaining = 1 - run.env_step / config.total_steps
         if config.anneal_lr:
-            optimizer.param_groups[0]["lr"] = config.learning_rate * (1 - run.env_step / config.total_steps)
+            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+        clip_eps = config.clip_eps * (remaining if config.anneal_clip else 1.0)
 
         # Collect: play T steps with the current policy.
         buffer.obs[0] = obs
@@ -278,7 +281,9 @@ def train(config):
                 advantage_b = (advantage_b - advantage_b.mean()) / (advantage_b.std(correction=0) + 1e-8)
                 logits, value = agent(obs_b)
                 log_prob = log_prob_of(action_b, logits)
-                loss = ppo_loss(log_prob, old_log_prob_b, advantage_b, value, return_b, config)
+                loss = ppo_loss(
+                    log_prob, old_log_prob_b, advantage_b, value, return_b, clip_eps, config.value_coef
+                )
                 if config.entropy_coef > 0:
                     loss = loss - config.entropy_coef * entropy_of(logits).mean()
                 optimizer.zero_grad()

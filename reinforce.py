@@ -1,14 +1,14 @@
 """REINFORCE, the first policy gradient method, in one file.
 
-A policy π(a|s) gives the probability of action a in state s, and plays whole episodes. Then the
-return G_t says how much reward r came after each step t, and each action a_t is made more or less
-likely in proportion to it. Returns are standardised first: what counts is whether an action was
-followed by more or by less than the average.
+A policy π(a|s) gives the probability of action a in state s, and plays N whole episodes. Then the
+return G_t says how much reward r came after each step t. What counts is whether that was more or less
+than in the other episodes: actions that were followed by more become more likely, the others less.
 
     G_t = r_t + γ G_{t+1}                                     return               [1] Eq. 3.9
-    L   = - mean_t log π(a_t|s_t) (G_t - mean(G)) / std(G)    REINFORCE, baseline  [1] Eq. 13.11, [2]
+    L   = - mean log π(a_t|s_t) (G_t - b_t) / σ               REINFORCE, baseline  [1] Eq. 13.11, [2]
 
-γ discounts the future. The gradient of L is, up to sign and scale, an estimate of that of E[G_0].
+γ discounts the future; the baseline b_t is the mean of G_t over the N episodes; σ is the spread of the
+differences. The gradient of L is, up to sign and scale, an estimate of that of E[G_0].
 
 Run:  python reinforce.py        (--help lists every setting)
 See:  the average score of 20 episodes passes 475 after about 29,000 steps, in seconds; at the end the
@@ -132,9 +132,9 @@ class Policy(nn.Module):
         """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
         logits = self(obs)
-        if greedy:
-            return logits.argmax(-1)
-        return torch.multinomial(logits.softmax(-1), num_samples=1).squeeze(-1)
+        if not greedy:  # with Gumbel noise added, the greatest logit is a sample from π (a softmax of logits)
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
 
     def to_env(self, action):
         """Actions (N,) as an array that the environment understands."""
@@ -173,11 +173,26 @@ def compute_returns(rewards, terminated, truncated, gamma):
     return returns
 
 
-def reinforce_loss(logits, action, return_):
-    """The loss L to minimise, averaged over steps: logits (B, n_actions), action and return_ (B,)."""
-    assert action.shape == return_.shape
+def standardize(returns, valid):
+    """How much better an episode went on from step t than the N together: (G_t - b_t) / σ, shape (T, N).
+
+    The mean b_t over the episodes is a baseline, where one that is over counts as G_t = 0. What the
+    others got does not depend on this one's action a_t, so that subtracting it takes away noise and leaves
+    the expected gradient; that the own G_t is in the mean only makes the gradient (N-1)/N as long. The
+    spread σ of the differences makes the step's size independent of the rewards' scale.
+    """
+    returns = returns * valid
+    baseline = returns.mean(1, keepdim=True) if returns.shape[1] > 1 else returns[valid].mean()
+    difference = returns - baseline
+    # correction=0: a single step has no spread, and gets 0 instead of NaN.
+    return difference / (difference[valid].std(correction=0) + 1e-8)
+
+
+def reinforce_loss(logits, action, weight):
+    """The loss L to minimise, averaged over steps: logits (B, n_actions), action and weight (B,)."""
+    assert action.shape == weight.shape
     log_prob = logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)  # log π(a|s)
-    return -(log_prob * return_).mean()
+    return -(log_prob * weight).mean()
 
 
 def train(config):
@@ -217,16 +232,13 @@ def train(config):
             if done.any():
                 run.history += [(run.env_step, float(score)) for score in info["episode"]["r"][done]]
 
-        # Estimate: how well each action was followed up, compared with the average of all these steps.
+        # Estimate: how well each action was followed up, compared with the other episodes.
         obs_seq, action, reward, terminated, truncated, valid = (x[:t] for x in buffer.tensors(agent.device))
-        return_ = compute_returns(reward, terminated, truncated, config.gamma)[valid]
-        # The mean is a baseline: it hardly changes the expected gradient, and takes away much of its noise.
-        # The spread makes the step's size independent of the rewards' scale. (correction=0: a single
-        # step has no spread, and gets 0 instead of NaN.)
-        return_ = (return_ - return_.mean()) / (return_.std(correction=0) + 1e-8)
+        returns = compute_returns(reward, terminated, truncated, config.gamma)
+        weight = standardize(returns, valid)
 
         # Update: one gradient step; the next episodes are played by the new policy.
-        loss = reinforce_loss(agent(obs_seq[valid]), action[valid], return_)
+        loss = reinforce_loss(agent(obs_seq[valid]), action[valid], weight[valid])
         if not loss.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
         optimizer.zero_grad()

@@ -17,7 +17,9 @@ import importlib
 import io
 import os
 import platform
+import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -54,8 +56,8 @@ class Stop(Exception):
     pass
 
 
-def train_ours(name, seed, stop_when_solved=False, **settings):
-    """One run of a script. Returns a row of results, and the agent."""
+def train_ours(name, seed, stop_when_solved=False, interrupt_at=None, **settings):
+    """One run of a script, or its beginning. Returns a row of results, and the agent."""
     module = importlib.import_module(name)
     watch = Watch(TASKS[name])
 
@@ -65,6 +67,8 @@ def train_ours(name, seed, stop_when_solved=False, **settings):
             watch.start = self.start
 
         def report(self):
+            if interrupt_at is not None and self.env_step >= interrupt_at:
+                os.kill(os.getpid(), signal.SIGTERM)
             super().report()
             for step, score in self.history[len(watch.scores) :]:
                 watch.episode(step, score)
@@ -76,8 +80,9 @@ def train_ours(name, seed, stop_when_solved=False, **settings):
     agent = None
     try:
         agent, _ = module.train(module.Config(seed=seed, **settings))
-    except Stop:
-        pass
+    except (Stop, KeyboardInterrupt):
+        if interrupt_at is None and not stop_when_solved:
+            raise
     finally:
         module.Run = plain
     seconds = time.perf_counter() - watch.start
@@ -86,9 +91,15 @@ def train_ours(name, seed, stop_when_solved=False, **settings):
     return row, agent
 
 
-def measure(name, seed):
-    """A default run and its evaluations."""
-    row, agent = train_ours(name, seed)
+def measure(name, seed, interrupt_at=None):
+    """A default run, on request interrupted and resumed, and its evaluations."""
+    if interrupt_at is None:
+        row, agent = train_ours(name, seed)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            kept = str(Path(folder, "kept.pt"))
+            train_ours(name, seed, interrupt_at=interrupt_at, save=kept)
+            row, agent = train_ours(name, seed, load=kept)
     module = importlib.import_module(name)
     for greedy in (True, False):
         returns = module.evaluate(agent, module.Config().env_id, greedy=greedy, seed=1_000_000 + 100 * seed)
@@ -197,15 +208,16 @@ def main():
     parser.add_argument("--script", nargs="+", choices=TASKS, default=list(TASKS), help="which scripts (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(100, 120)), help="default: 100 to 119")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
+    parser.add_argument("--interrupt-at", type=int, metavar="STEP", help="stop each run there by SIGTERM, and resume it")
     parser.add_argument("--csv", type=Path, help="default: tests/benchmark.csv, with a peer tests/benchmark_sb3.csv")
     options = parser.parse_args()
-    output = options.csv or Path(__file__).with_name(f"benchmark_{options.peer}.csv" if options.peer else "benchmark.csv")
+    output = options.csv or Path(__file__).with_name("benchmark" + f"_{options.peer}" * bool(options.peer) + "_interrupted" * bool(options.interrupt_at) + ".csv")
 
     jobs = []
     for name in options.script:
         for seed in options.seeds:
             if not options.peer:
-                jobs.append(lambda name=name, seed=seed: measure(name, seed))
+                jobs.append(lambda name=name, seed=seed: measure(name, seed, options.interrupt_at))
             elif name.startswith("ppo"):
                 jobs.append(lambda name=name, seed=seed: train_ours(name, seed, stop_when_solved=True)[0])
                 jobs.append(lambda name=name, seed=seed: train_sb3(name, seed))

@@ -7,15 +7,15 @@ import torch
 from conftest import PPO, load
 from torch.distributions import Categorical, Independent, Normal
 
-COEFS = SimpleNamespace(clip_eps=0.2, value_coef=0.0, entropy_coef=0.0)
+COEFS = (0.2, 0.0)  # ε, c_v
 
 
-def ppo_gradient(name, ratio, advantage, config=COEFS):
+def ppo_gradient(name, ratio, advantage, coefs=COEFS):
     """The gradient of the loss with respect to log π(a|s), for samples of these ratios and advantages."""
     old_log_prob = torch.full_like(ratio, -1.0)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
     zeros = torch.zeros_like(ratio)
-    load(name).ppo_loss(log_prob, old_log_prob, advantage, zeros, zeros, config).backward()
+    load(name).ppo_loss(log_prob, old_log_prob, advantage, zeros, zeros, *coefs).backward()
     return log_prob.grad
 
 
@@ -40,12 +40,11 @@ def test_gradient_at_ratio_1_is_the_policy_gradient(name):
 def test_loss_is_the_sum_of_its_terms(name):
     ratio, advantage = torch.rand(6) + 0.5, torch.randn(6)
     value, return_ = torch.randn(6), torch.randn(6)
-    config = SimpleNamespace(clip_eps=0.2, value_coef=0.7)
     surrogate = sum(
         min(float(r) * float(a), min(max(float(r), 0.8), 1.2) * float(a)) for r, a in zip(ratio, advantage)
     )
     expected = -surrogate / 6 + 0.7 * float(((value - return_) ** 2).mean())
-    loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, return_, config)
+    loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, return_, 0.2, 0.7)
     assert float(loss) == pytest.approx(expected, abs=1e-5)
 
 
@@ -53,9 +52,9 @@ def test_loss_is_the_sum_of_its_terms(name):
 def test_shapes_that_would_broadcast_are_refused(name):
     column, row = torch.zeros(4, 1), torch.zeros(4)
     with pytest.raises(AssertionError):
-        load(name).ppo_loss(column, row, row, row, row, COEFS)
+        load(name).ppo_loss(column, row, row, row, row, *COEFS)
     with pytest.raises(AssertionError):
-        load(name).ppo_loss(row, row, row, column, row, COEFS)
+        load(name).ppo_loss(row, row, row, column, row, *COEFS)
 
 
 @pytest.mark.parametrize("name", ["ppo_discrete", "actor_critic"])

@@ -142,6 +142,18 @@ def test_the_learning_rate_anneals_or_does_not(name, monkeypatch, quiet):
     assert set(rates) == {0.001}
 
 
+@pytest.mark.parametrize("name", PPO)
+def test_the_clip_anneals_or_does_not(name, monkeypatch, quiet):
+    module, clips = load(name), []
+    loss = module.ppo_loss
+    monkeypatch.setattr(module, "ppo_loss", lambda *args: clips.append(args[-2]) or loss(*args))
+    module.train(small(name, clip_eps=0.3, anneal_clip=True))
+    assert clips[0] == 0.3 and clips == sorted(clips, reverse=True) and 0 < clips[-1] < 0.06
+    clips.clear()
+    module.train(small(name, clip_eps=0.3, anneal_clip=False))
+    assert set(clips) == {0.3}
+
+
 def test_continuous_actions_are_learned_unclipped_and_played_within_bounds(monkeypatch, recount, quiet):
     module = load("ppo_continuous")
     learned = []

@@ -63,7 +63,7 @@ class Config:
     """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
 
     env_id: str = setting("Pendulum-v1", "gymnasium environment with Box actions")
-    total_steps: int = setting(98_000, "environment steps to train for", 0, 10**12)
+    total_steps: int = setting(99_000, "environment steps to train for", 0, 10**12)
     num_envs: int = setting(5, "N, environments played side by side", 1, 10**5)
     num_steps: int = setting(200, "T, steps of each environment per rollout; 200 are an episode", 2, 10**7)
     epochs: int = setting(10, "passes over each rollout", 1, 10**4)

@@ -1,7 +1,7 @@
 """Measures the scripts over many seeds, and on request side by side with stable-baselines3.
 
-    python tests/benchmark.py                              every script, seeds 100 to 119
-    python tests/benchmark.py --script reinforce --seeds 100 101 102
+    python tests/benchmark.py                              every script, seeds 200 to 219
+    python tests/benchmark.py --script reinforce --seeds 200 201 202
     python tests/benchmark.py --peer sb3                   the PPO scripts and SB3 in turn, seed by seed
 
 Prints Markdown tables, and writes one line for each run to a CSV beside this file. "Solved" means that
@@ -102,7 +102,8 @@ def measure(name, seed, interrupt_at=None):
             row, agent = train_ours(name, seed, load=kept)
     module = importlib.import_module(name)
     for greedy in (True, False):
-        returns = module.evaluate(agent, module.Config().env_id, greedy=greedy, seed=1_000_000 + 100 * seed)
+        # A thousand episodes: Pendulum's scores depend so much on the start that a hundred leave an error of 9.
+        returns = module.evaluate(agent, module.Config().env_id, 1_000, greedy, seed=10_000_000 + 1_000 * seed)
         row["greedy" if greedy else "sampled"] = float(returns.mean())
     return row
 
@@ -206,7 +207,7 @@ def processor():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", nargs="+", choices=TASKS, default=list(TASKS), help="which scripts (default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(100, 120)), help="default: 100 to 119")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(200, 220)), help="default: 200 to 219")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
     parser.add_argument("--interrupt-at", type=int, metavar="STEP", help="stop each run there by SIGTERM, and resume it")
     parser.add_argument("--csv", type=Path, help="default: tests/benchmark.csv, with a peer tests/benchmark_sb3.csv")

@@ -205,7 +205,7 @@ def test_wrong_settings_in_python_raise_value_error(name):
     for wrong in ({"gamma": 2}, {"num_envs": 2.5}, {"env_id": 7}, {"anneal_lr": "yes"}, {"seed": None}):
         with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "-")):
             module.Config(**wrong)
-    assert module.Config(gamma=1, num_envs=np.int64(2)).num_envs == 2
+    assert module.Config(gamma=1, num_envs=np.int64(4)).num_envs == 4
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -1,15 +1,22 @@
-"""Actor-critic with TD errors, in one file.
+"""Actor-critic, in one file: with TD errors, with Q, or with the advantage.
 
-A policy π(a|s), the actor, gives the probability of action a in state s, and plays. A critic V(s)
-learns how much reward r is still to come after s. Every few steps both learn from the TD error δ_t:
-what came, r_t and then V(s_{t+1}), less what the critic expected. The critic makes δ_t smaller. The
-actor makes a_t more likely if δ_t is positive, since it turned out better than expected, else less.
+A policy π(a|s), the actor, gives the probability of action a in state s, and plays. A critic learns how
+much reward r is still to come. Every few steps both learn: the critic to make its errors δ_t smaller,
+the actor to make a_t more likely if its weight ψ_t is positive, else less.
 
-    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                     TD error         [1] Sec. 13.5
-    L   = -E[log π(a_t|s_t) ψ_t] + c_v E[δ_t²] - c_e E[H(π(·|s_t))]        with ψ_t = δ_t
+    L = -E[log π(a_t|s_t) ψ_t] + c_v E[δ_t²] - c_e E[H(π(·|s_t))]
 
-γ discounts the future; H is the entropy; c_v and c_e are weights. No gradient flows through the target
-r_t + γ V(s_{t+1}), nor through the weight ψ_t.
+    --critic q           ψ_t = Q(s_t, a_t)              δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
+    --critic advantage   ψ_t = Q(s_t, a_t) - V(s_t)     δ_t of both Q and V
+    --critic td          ψ_t = δ_t                      δ_t = r_t + γ V(s_{t+1}) - V(s_t)
+
+Q(s, a) estimates the return from s with a as the first action: weighed with it, log π follows the gradient
+of the expected return ([1] Sec. 13.2). V(s) is the mean of Q(s, a) over the actions: subtracting it
+changes nothing on average, since it does not depend on a, and takes away noise: what is left is how
+much better a is than usual ([1] Sec. 13.4). r_t + γ V(s_{t+1}) estimates Q(s_t, a_t), so that the TD
+error δ_t estimates the same advantage with V alone ([1] Sec. 13.5).
+The error of Q is that of SARSA ([1] Eq. 6.7): a_{t+1} is what π plays in s_{t+1}. γ discounts the future; H
+is the entropy; c_v and c_e are weights. No gradient flows through the targets r_t + ..., nor through ψ_t.
 
 Run:  python actor_critic.py        (--help lists every setting)
 See:  the average score of 20 episodes passes 475 after about 27,500 steps, in seconds; at the end the
@@ -64,6 +71,7 @@ class Config:
     normalize_obs: bool = setting(True, "shift and scale observations to mean 0, variance 1")
     reward_scale: float = setting(0.05, "learn from the rewards times this number", 1e-9, 1e9)
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
+    critic: str = setting("td", "what ψ_t is", choices=("td", "q", "advantage"))
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.01, "c_e, weight of the entropy bonus", 0.0, 1e6)
     max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length", 1e-6, 1e12)
@@ -71,12 +79,7 @@ class Config:
     hidden_size: int = setting(64, "units of each hidden layer", 1, 10**5)
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
     device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
-    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
-    save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
-    load: str = setting("", "file that --save wrote, to go on from")
-    render: bool = setting(False, "at the end show three episodes in a window")
-    video: str = setting("", "folder to film three episodes into at the end")
-    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
+    vectorization: str = setting("auto", "sync: in turn; async: a process each", choices=("auto", "sync", "async"))
     save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
     load: str = setting("", "file that --save wrote, to go on from")
     render: bool = setting(False, "at the end show three episodes in a window")
@@ -98,7 +101,7 @@ def mlp(sizes, output_gain):
 
 
 class ActorCritic(nn.Module):
-    """The policy π(a|s) and the critic V(s): two networks, sized from the environment's spaces."""
+    """The policy π(a|s) and one or two critics: networks sized from the environment's spaces."""
 
     def __init__(self, envs, config):
         super().__init__()
@@ -115,7 +118,10 @@ class ActorCritic(nn.Module):
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, int(action_space.n)], output_gain=0.01)
-        self.critic = mlp([*sizes, 1], output_gain=1.0)
+        if config.critic in ("td", "advantage"):
+            self.v_critic = mlp([*sizes, 1], output_gain=1.0)
+        if config.critic in ("q", "advantage"):
+            self.q_critic = mlp([*sizes, int(action_space.n)], output_gain=1.0)
         self.to(self.device)
 
     def normalize(self, obs):
@@ -129,15 +135,22 @@ class ActorCritic(nn.Module):
         average([self.obs_norm.running_mean, self.obs_norm.running_var])
 
     def forward(self, obs):
-        """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions), V(obs) (...)."""
-        obs = self.normalize(obs)
-        return self.policy(obs), self.critic(obs).squeeze(-1)
+        """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions)."""
+        return self.policy(self.normalize(obs))
+
+    def value(self, obs):
+        """obs (..., obs_dim) -> V(obs) (...)."""
+        return self.v_critic(self.normalize(obs)).squeeze(-1)
+
+    def q_value(self, obs, action):
+        """obs (..., obs_dim), action (...) -> Q(obs, action) (...)."""
+        return self.q_critic(self.normalize(obs)).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        logits = self.policy(self.normalize(obs))
+        logits = self(obs)
         if not greedy:  # with Gumbel noise added, the greatest logit is a sample from π (a softmax of logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
@@ -168,9 +181,10 @@ class RolloutBuffer:
 
 
 def td_error(rewards, values, next_values, terminated, gamma):
-    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), with V = 0 after a terminal state. All (T, N).
+    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), with V = 0 in a terminal state. All (T, N).
 
-    Truncated episodes were only interrupted: V(s_{t+1}) counts. The gradient is that of -V(s_t).
+    V may also be Q of the states' actions. Truncated episodes were only interrupted: V(s_{t+1}) counts.
+    The gradient is that of -V(s_t).
     """
     assert rewards.shape == values.shape == next_values.shape == terminated.shape
     target = rewards + gamma * next_values * ~terminated.bool()
@@ -188,11 +202,11 @@ def entropy_of(logits):
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def actor_critic_loss(log_prob, psi, delta, entropy, config):
+def actor_critic_loss(log_prob, psi, squared_error, entropy, config):
     """The loss L to minimise, from tensors of shape (B,)."""
-    assert log_prob.shape == psi.shape == delta.shape == entropy.shape
+    assert log_prob.shape == psi.shape == squared_error.shape == entropy.shape
     policy_loss = -log_prob * psi.detach()
-    return (policy_loss + config.value_coef * delta.square() - config.entropy_coef * entropy).mean()
+    return (policy_loss + config.value_coef * squared_error - config.entropy_coef * entropy).mean()
 
 
 def train(config):
@@ -229,15 +243,23 @@ def train(config):
             if done.any():
                 run.history += [(run.env_step, float(score)) for score in info["episode"]["r"][done]]
 
-        # Estimate: how far each step was from what the critic expected.
+        # Estimate: the errors of the critics, and ψ_t, what each step's log-probability is weighed with.
         obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
-        logits, values = agent(obs_seq)  # (T+1, N, n_actions), (T+1, N)
-        delta = td_error(reward, values[:-1], values[1:], terminated, config.gamma)
-        psi = delta  # ψ_t, what each step's log-probability is weighed with
-        log_prob, entropy = log_prob_of(action, logits[:-1]), entropy_of(logits[:-1])
+        squared_error = torch.zeros_like(reward)
+        if config.critic in ("td", "advantage"):
+            v = agent.value(obs_seq)  # (T+1, N)
+            delta = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
+            squared_error = squared_error + delta.square()
+        if config.critic in ("q", "advantage"):
+            action_seq = torch.cat([action, agent.act(obs).unsqueeze(0)])  # a_T is drawn, but not played
+            q = agent.q_value(obs_seq, action_seq)  # (T+1, N)
+            squared_error = squared_error + td_error(reward, q[:-1], q[1:], terminated, config.gamma).square()
+        psi = delta if config.critic == "td" else q[:-1] if config.critic == "q" else (q - v)[:-1]
+        logits = agent(obs_seq[:-1])  # (T, N, n_actions)
+        log_prob, entropy = log_prob_of(action, logits), entropy_of(logits)
 
         # Update: one gradient step, from all but the reset steps.
-        loss = actor_critic_loss(log_prob[valid], psi[valid], delta[valid], entropy[valid], config)
+        loss = actor_critic_loss(log_prob[valid], psi[valid], squared_error[valid], entropy[valid], config)
         optimizer.zero_grad()
         loss.backward()
         average(parameter.grad for parameter in parameters)  # over processes, if there are more
@@ -359,7 +381,7 @@ class Run:
         self.interrupted = True
         signal.signal(number, self.handlers.pop(number))
 
-    def report(self):
+    def report(self, **measures):
         """After each rollout: prints and saves at every twentieth of the run, and on being interrupted."""
         state = torch.tensor([self.env_step, self.interrupted], dtype=torch.float64)
         average([state])  # processes end together
@@ -374,6 +396,7 @@ class Run:
                 f"{5 * parts:3d}%  step {self.env_step:,}  episode {len(self.history):,}  "
                 f"average score of the last 20 episodes: {mean}  "
                 f"({speed:,.0f} steps/s, {max(total - self.env_step, 0) / speed:,.0f} s left)",
+                *(f" {name} {float(value):.2g}" for name, value in measures.items()),
                 flush=True,
             )
             if self.config.save and self.rank == 0:

@@ -74,8 +74,10 @@ class Config:
     reward_scale: float = setting(0.05, "learn from the rewards times this number", 1e-9, 1e9)
     gamma: float = setting(0.98, "γ, discount of future rewards", 0.0, 1.0)
     gae_lambda: float = setting(0.9, "λ of GAE: 0 trusts the critic, 1 the rewards", 0.0, 1.0)
+    objective: str = setting("clip", "what keeps π near π_old", choices=("clip", "penalty", "none"))
     clip_eps: float = setting(0.2, "ε, clip of the probability ratio", 0.0, 1e6)
     anneal_clip: bool = setting(True, "let ε fall linearly to 0")
+    target_kl: float = setting(0.01, "KL divergence per update that the penalty aims at", 1e-9, 1e9)
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
     max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length", 1e-6, 1e12)
@@ -84,12 +86,7 @@ class Config:
     hidden_size: int = setting(128, "units of each hidden layer", 1, 10**5)
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
     device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
-    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
-    save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
-    load: str = setting("", "file that --save wrote, to go on from")
-    render: bool = setting(False, "at the end show three episodes in a window")
-    video: str = setting("", "folder to film three episodes into at the end")
-    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
+    vectorization: str = setting("auto", "sync: in turn; async: a process each", choices=("auto", "sync", "async"))
     save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
     load: str = setting("", "file that --save wrote, to go on from")
     render: bool = setting(False, "at the end show three episodes in a window")
@@ -129,6 +126,7 @@ class ActorCritic(nn.Module):
                 "for Discrete actions use ppo_discrete.py"
             )
         self.low, self.high = action_space.low, action_space.high
+        self.beta = nn.Buffer(torch.ones(()))  # weight of the KL penalty, saved with the weights of the networks
         # Used for its running mean and variance of the observations, which are saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
@@ -220,14 +218,34 @@ def entropy_of(log_std):
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
+def kl_of(old_mean, old_log_std, mean, log_std):
+    """KL(π_old‖π) of two Gaussians, shape (...), from means (..., action_dim) and log σ (action_dim,)."""
+    variance_ratio = (2 * (old_log_std - log_std)).exp()
+    z = (mean - old_mean) / log_std.exp()
+    return 0.5 * (variance_ratio + z.square() - 1 - variance_ratio.log()).sum(-1)
+
+
 def ppo_loss(log_prob, old_log_prob, advantage, value, return_, clip_eps, value_coef):
-    """The loss to minimise, without the entropy (arXiv:1707.06347, Eq. 7 and 9). All tensors (B,)."""
+    """The loss to minimise, without entropy and KL (arXiv:1707.06347, Eq. 7 and 9). All tensors (B,).
+
+    clip_eps None clips nothing, which is Eq. 6: then nothing keeps the policy from moving too far.
+    """
     assert log_prob.shape == old_log_prob.shape == advantage.shape == value.shape == return_.shape
     ratio = (log_prob - old_log_prob).exp()
-    clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
-    surrogate = torch.min(ratio * advantage, clipped_ratio * advantage)
+    surrogate = ratio * advantage
+    if clip_eps is not None:
+        surrogate = torch.min(surrogate, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantage)
     value_error = (value - return_).square()
     return (value_coef * value_error - surrogate).mean()
+
+
+def adapt_beta(beta, kl, target_kl):
+    """The next weight of the KL penalty (arXiv:1707.06347, Sec. 4): a KL too large doubles, too small halves it."""
+    if kl >= 1.5 * target_kl:
+        return beta * 2
+    if kl <= target_kl / 1.5:
+        return beta / 2
+    return beta
 
 
 def train(config):
@@ -253,6 +271,8 @@ def train(config):
         if config.anneal_lr:
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
         clip_eps = config.clip_eps * (remaining if config.anneal_clip else 1.0)
+        if config.objective != "clip":
+            clip_eps = None
 
         # Collect: play T steps with the current policy.
         buffer.obs[0] = obs
@@ -271,16 +291,17 @@ def train(config):
         obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
         with torch.no_grad():
             mean, values = agent(obs_seq)  # (T+1, N, action_dim), (T+1, N)
-            old_log_prob = log_prob_of(action, mean[:-1], agent.log_std)
+            old_log_std = agent.log_std.clone()
+            old_log_prob = log_prob_of(action, mean[:-1], old_log_std)
         advantage = compute_gae(reward, values, terminated, truncated, config.gamma, config.gae_lambda)
-        rollout = (obs_seq[:-1], action, old_log_prob, advantage, advantage + values[:-1])
+        rollout = (obs_seq[:-1], action, old_log_prob, mean[:-1], advantage, advantage + values[:-1])
         rollout = [x[valid] for x in rollout]  # (T, N, ...) -> (B, ...), without the reset steps
 
         # Update: several passes over the rollout, in shuffled minibatches.
         for _ in range(config.epochs):
             order = torch.randperm(len(rollout[0]))
             for batch in zip(*(x[order].tensor_split(num_minibatches) for x in rollout)):
-                obs_b, action_b, old_log_prob_b, advantage_b, return_b = batch
+                obs_b, action_b, old_log_prob_b, old_mean_b, advantage_b, return_b = batch
                 # Scaled to a spread of 1, whatever the rewards' size. With correction=0 a minibatch
                 # of one step, which has no spread, gets advantage 0 instead of NaN.
                 advantage_b = (advantage_b - advantage_b.mean()) / (advantage_b.std(correction=0) + 1e-8)
@@ -291,6 +312,8 @@ def train(config):
                 )
                 if config.entropy_coef > 0:
                     loss = loss - config.entropy_coef * entropy_of(agent.log_std)
+                if config.objective == "penalty":
+                    loss = loss + agent.beta * kl_of(old_mean_b, old_log_std, mean, agent.log_std).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 average(parameter.grad for parameter in parameters)  # over processes, if there are more
@@ -298,9 +321,20 @@ def train(config):
                 optimizer.step()
         if not grad_norm.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
+
+        # How far the update moved the policy, to be watched; the penalty's weight follows it.
+        obs_b, action_b, old_log_prob_b, old_mean_b, *_ = rollout
+        with torch.no_grad():
+            mean, _ = agent(obs_b)
+            kl = kl_of(old_mean_b, old_log_std, mean, agent.log_std).mean()
+            ratio = (log_prob_of(action_b, mean, agent.log_std) - old_log_prob_b).exp()
+            clipped, entropy = ((ratio - 1).abs() > config.clip_eps).float().mean(), entropy_of(agent.log_std).mean()
+            average([kl])
+            if config.objective == "penalty":
+                agent.beta.fill_(adapt_beta(agent.beta, kl, config.target_kl))
         if config.normalize_obs:  # only now: the estimates and the update saw what the policy saw
             agent.update_obs_stats(rollout[0])
-        run.report()
+        run.report(kl=kl, clipped=clipped, entropy=entropy, beta=agent.beta)
     envs.close()
     return agent, run.history
 
@@ -412,7 +446,7 @@ class Run:
         self.interrupted = True
         signal.signal(number, self.handlers.pop(number))
 
-    def report(self):
+    def report(self, **measures):
         """After each rollout: prints and saves at every twentieth of the run, and on being interrupted."""
         state = torch.tensor([self.env_step, self.interrupted], dtype=torch.float64)
         average([state])  # processes end together
@@ -427,6 +461,7 @@ class Run:
                 f"{5 * parts:3d}%  step {self.env_step:,}  episode {len(self.history):,}  "
                 f"average score of the last 20 episodes: {mean}  "
                 f"({speed:,.0f} steps/s, {max(total - self.env_step, 0) / speed:,.0f} s left)",
+                *(f" {name} {float(value):.2g}" for name, value in measures.items()),
                 flush=True,
             )
             if self.config.save and self.rank == 0:

@@ -67,12 +67,7 @@ class Config:
     hidden_size: int = setting(64, "units of each hidden layer", 1, 10**5)
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
     device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
-    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
-    save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
-    load: str = setting("", "file that --save wrote, to go on from")
-    render: bool = setting(False, "at the end show three episodes in a window")
-    video: str = setting("", "folder to film three episodes into at the end")
-    vectorization: str = setting("auto", "sync: environments in turn; async: a process each", choices=("auto", "sync", "async"))
+    vectorization: str = setting("auto", "sync: in turn; async: a process each", choices=("auto", "sync", "async"))
     save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
     load: str = setting("", "file that --save wrote, to go on from")
     render: bool = setting(False, "at the end show three episodes in a window")
@@ -225,7 +220,7 @@ def train(config):
             obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
             # An environment that is done plays on while others are not: those steps teach nothing.
             buffer.add(t, action.cpu(), obs, reward, terminated, truncated, valid=playing)
-            run.env_step += run.processes * int((~done).sum())  # the step after an episode's end only resets: it does not count
+            run.env_step += run.processes * int((~done).sum())  # a step that only resets does not count
             done = terminated | truncated
             playing &= ~done
             t += 1
@@ -359,7 +354,7 @@ class Run:
         self.interrupted = True
         signal.signal(number, self.handlers.pop(number))
 
-    def report(self):
+    def report(self, **measures):
         """After each rollout: prints and saves at every twentieth of the run, and on being interrupted."""
         state = torch.tensor([self.env_step, self.interrupted], dtype=torch.float64)
         average([state])  # processes end together
@@ -374,6 +369,7 @@ class Run:
                 f"{5 * parts:3d}%  step {self.env_step:,}  episode {len(self.history):,}  "
                 f"average score of the last 20 episodes: {mean}  "
                 f"({speed:,.0f} steps/s, {max(total - self.env_step, 0) / speed:,.0f} s left)",
+                *(f" {name} {float(value):.2g}" for name, value in measures.items()),
                 flush=True,
             )
             if self.config.save and self.rank == 0:

@@ -218,7 +218,7 @@ def test_sigkill_during_a_save_leaves_a_whole_checkpoint(name, checkpoints, tmp_
     settings = {"load": str(checkpoints[name]), "total_steps": 10**6}
 
     class SavesAllTheTime(module.Run):
-        def report(self):
+        def report(self, **measures):
             self.history += [(1, 1.0)] * 20_000  # half a megabyte, so that writing takes a while
             while True:
                 self.save()

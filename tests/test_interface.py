@@ -156,13 +156,15 @@ ONLY_PPO = [
     ("--gae-lambda", "1.5", "between 0.0 and 1.0"),
     ("--gae-lambda", "-1", "between 0.0 and 1.0"),
     ("--clip-eps", "-0.2", "between"),
+    ("--objective", "Clip", "one of clip, penalty, none"),
+    ("--target-kl", "0", "between"),
 ]
 OF = {
     "ppo_discrete": ROLLOUT + ONLY_PPO + [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
     "ppo_continuous": ROLLOUT
     + ONLY_PPO
     + [("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--env-id", "Unbounded-v0", "bounded"), ("--init-log-std", "99", "between")],
-    "actor_critic": ROLLOUT + [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
+    "actor_critic": ROLLOUT + [("--critic", "v", "one of td, q, advantage"), ("--env-id", "Pendulum-v1", "ppo_continuous.py")],
     "reinforce": [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
 }
 MISTAKES = [(name, *mistake) for name in SCRIPTS for mistake in COMMON + OF[name]]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import PPO, load
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 COEFS = (0.2, 0.0)  # ε, c_v
 
@@ -46,6 +46,37 @@ def test_loss_is_the_sum_of_its_terms(name):
     expected = -surrogate / 6 + 0.7 * float(((value - return_) ** 2).mean())
     loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, return_, 0.2, 0.7)
     assert float(loss) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_without_a_clip_the_gradient_is_the_surrogates_everywhere(name):
+    ratio = torch.tensor([1.3, 1.3, 0.7, 0.7, 3.0, 0.1])
+    advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, -2.0])
+    torch.testing.assert_close(ppo_gradient(name, ratio, advantage, (None, 0.0)), -ratio * advantage / 6)
+
+
+def test_categorical_kl():
+    old, new = torch.randn(5, 7, 4), torch.randn(5, 7, 4)
+    kl = load("ppo_discrete").kl_of(old, new)
+    torch.testing.assert_close(kl, kl_divergence(Categorical(logits=old), Categorical(logits=new)))
+    assert (load("ppo_discrete").kl_of(old, old + 3.0).abs() < 1e-6).all()  # logits of the same policy
+
+
+def test_gaussian_kl():
+    old_mean, mean, old_log_std, log_std = torch.randn(5, 7, 3), torch.randn(5, 7, 3), torch.randn(3), torch.randn(3)
+    module = load("ppo_continuous")
+    old, new = (Independent(Normal(m, s.exp()), 1) for m, s in ((old_mean, old_log_std), (mean, log_std)))
+    torch.testing.assert_close(module.kl_of(old_mean, old_log_std, mean, log_std), kl_divergence(old, new))
+    assert not module.kl_of(mean, log_std, mean, log_std).any()
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_beta_follows_the_kl(name):
+    """Doubled from 1.5 times the target on, halved from 1/1.5 of it down, else left."""
+    adapt = load(name).adapt_beta
+    for kl, factor in ((0.03, 2), (0.0151, 2), (0.015, 2), (0.0149, 1), (0.01, 1), (0.0067, 1), (0.0066, 0.5), (0.0, 0.5)):
+        assert adapt(3.0, kl, 0.01) == 3.0 * factor, kl
+    assert adapt(3.0, 3.0, 2.0) == 6.0 and adapt(3.0, 2.0, 3.0) == 1.5  # the thresholds themselves
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -96,6 +127,6 @@ def test_reinforce_gradient_is_the_policy_gradient():
 def test_actor_critic_weights_log_probs_and_trains_the_critic_apart():
     log_prob, delta = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
     config = SimpleNamespace(value_coef=0.5, entropy_coef=0.0)
-    load("actor_critic").actor_critic_loss(log_prob, delta, delta, torch.zeros(5), config).backward()
+    load("actor_critic").actor_critic_loss(log_prob, delta, delta.square(), torch.zeros(5), config).backward()
     torch.testing.assert_close(log_prob.grad, -delta.detach() / 5)
     torch.testing.assert_close(delta.grad, 0.5 * 2 * delta.detach() / 5)  # nothing by way of the weight

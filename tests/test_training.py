@@ -1,5 +1,7 @@
 """The training loops on real environments: what enters a batch, what is counted, and that they learn."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -58,8 +60,61 @@ def test_no_reset_step_enters_the_actor_critic_loss(monkeypatch, quiet):
         module, "actor_critic_loss", lambda *args: losses.append(len(args[0])) or loss(*args)
     )
     module.train(small("actor_critic"))
-    assert losses == [int((obs[:-1, :, 2] == 0).sum()) for obs in passes]
+    assert losses == [int((obs[:, :, 2] == 0).sum()) for obs in passes]
     assert min(losses) < 21  # so that there were reset steps
+
+
+@pytest.mark.parametrize("critic", ["td", "q", "advantage"])
+def test_psi_and_the_critics_errors_are_their_definitions(critic, monkeypatch, quiet):
+    """In every update, recomputed from the networks and the rollout by slow loops."""
+    module, kept, checked = load("actor_critic"), {}, []
+    loss, tensors, act = module.actor_critic_loss, module.RolloutBuffer.tensors, module.ActorCritic.act
+
+    class Run(module.Run):
+        def __init__(self, config, agent, optimizer):
+            super().__init__(config, agent, optimizer)
+            kept["agent"] = agent
+
+    def keep_tensors(self, device):
+        kept["rollout"] = list(tensors(self, device))
+        return kept["rollout"]
+
+    def keep_action(self, obs, greedy=False):
+        kept["action"] = act(self, obs, greedy)
+        return kept["action"]
+
+    def check(log_prob, psi, squared_error, entropy, config):
+        agent, (obs, action, reward, terminated, truncated, valid) = kept["agent"], kept["rollout"]
+        last = kept["action"]  # the one that was drawn for s_T, where Q needs it
+        T, N = action.shape
+        expected_psi, expected_error = [], []
+        with torch.no_grad():
+            for t in range(T):
+                for n in (n for n in range(N) if valid[t, n]):
+                    x, goes_on = agent.normalize(obs[t : t + 2, n]), 0.0 if terminated[t, n] else 1.0
+                    next_action = action[t + 1, n] if t + 1 < T else last[n]
+                    delta_v = delta_q = v = q = 0.0
+                    if critic != "q":
+                        v, v_next = (float(y) for y in agent.v_critic(x))
+                        delta_v = float(reward[t, n]) + config.gamma * goes_on * v_next - v
+                    if critic != "td":
+                        q, q_next = float(agent.q_critic(x)[0, action[t, n]]), float(agent.q_critic(x)[1, next_action])
+                        delta_q = float(reward[t, n]) + config.gamma * goes_on * q_next - q
+                    expected_psi.append({"td": delta_v, "q": q, "advantage": q - v}[critic])
+                    expected_error.append(delta_v**2 + delta_q**2)
+        torch.testing.assert_close(psi.detach(), torch.tensor(expected_psi), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(squared_error.detach(), torch.tensor(expected_error), rtol=1e-3, atol=1e-5)
+        checked.append(len(expected_psi))
+        return loss(log_prob, psi, squared_error, entropy, config)
+
+    monkeypatch.setattr(module, "Run", Run)
+    monkeypatch.setattr(module.RolloutBuffer, "tensors", keep_tensors)
+    monkeypatch.setattr(module.ActorCritic, "act", keep_action)
+    monkeypatch.setattr(module, "actor_critic_loss", check)
+    agent, _ = module.train(small("actor_critic", critic=critic, reward_scale=0.5))
+    assert sum(checked) >= 400
+    networks = {name for name, _ in agent.named_children()}
+    assert networks - {"obs_norm", "policy"} == {"td": {"v_critic"}, "q": {"q_critic"}, "advantage": {"v_critic", "q_critic"}}[critic]
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -152,6 +207,67 @@ def test_the_clip_anneals_or_does_not(name, monkeypatch, quiet):
     clips.clear()
     module.train(small(name, clip_eps=0.3, anneal_clip=False))
     assert set(clips) == {0.3}
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_objective_chooses_clip_penalty_or_none(name, monkeypatch, quiet):
+    module, clips, kls = load(name), [], []
+    loss, kl_of = module.ppo_loss, module.kl_of
+
+    def counted(*args):
+        kls.append(torch.is_grad_enabled())
+        return kl_of(*args)
+
+    monkeypatch.setattr(module, "ppo_loss", lambda *args: clips.append(args[-2]) or loss(*args))
+    monkeypatch.setattr(module, "kl_of", counted)
+    for objective in ("clip", "penalty", "none"):
+        clips.clear(), kls.clear()
+        agent, _ = module.train(small(name, objective=objective, learning_rate=0.01))
+        assert all((clip is not None) == (objective == "clip") for clip in clips)
+        assert sum(kls) == (len(clips) if objective == "penalty" else 0)  # else only measured
+        assert (agent.beta != 1) == (objective == "penalty")
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_penalty_holds_the_policy_and_nothing_does_not(name, monkeypatch, quiet):
+    module, measured = load(name), {}
+
+    class Run(module.Run):
+        def report(self, **measures):
+            measured.setdefault(objective, []).append(float(measures["kl"]))
+            super().report(**measures)
+
+    monkeypatch.setattr(module, "Run", Run)
+    for objective in ("penalty", "none"):
+        module.train(small(name, objective=objective, learning_rate=0.02, epochs=8, target_kl=0.003, total_steps=1_500))
+    assert 0.0003 < np.median(measured["penalty"][5:60]) < 0.03
+    assert np.max(measured["none"]) > 10 * np.max(measured["penalty"])
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_measured_kl_is_that_of_the_whole_update(name, monkeypatch, quiet):
+    """Seen from outside: the policy before and after the only update, on all steps but the reset steps."""
+    module, seen = load(name), []
+    batch = record_passes(module, monkeypatch)
+
+    class Run(module.Run):
+        def __init__(self, config, agent, optimizer):
+            super().__init__(config, agent, optimizer)
+            self.before = copy.deepcopy(agent)
+
+        def report(self, **measures):
+            obs = batch[0]
+            with torch.no_grad():
+                old, new = self.before(obs)[0], self.agent(obs)[0]
+                widths = [] if name == "ppo_discrete" else [self.before.log_std, self.agent.log_std]
+                arguments = (old, new) if name == "ppo_discrete" else (old, widths[0], new, widths[1])
+                seen.append((measures["kl"], module.kl_of(*arguments).mean()))
+            super().report(**measures)
+
+    monkeypatch.setattr(module, "Run", Run)
+    module.train(small(name, normalize_obs=False, total_steps=21, minibatch_size=21, learning_rate=0.02))
+    assert seen[0][0] > 1e-5
+    torch.testing.assert_close(*seen[0])
 
 
 def test_continuous_actions_are_learned_unclipped_and_played_within_bounds(monkeypatch, recount, quiet):

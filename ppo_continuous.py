@@ -197,11 +197,11 @@ def compute_gae(rewards, values, terminated, truncated, gamma, gae_lambda):
     # A terminal state promises nothing. A truncated episode was only interrupted: bootstrap.
     delta = rewards + gamma * values[1:] * ~terminated - values[:-1]
     # After the end of an episode, of either kind, the next row belongs to another one.
-    goes_on = ~(terminated | truncated)
+    decay = gamma * gae_lambda * (~(terminated | truncated)).to(delta.dtype)
     advantages = torch.zeros_like(delta)
     advantage = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
-        advantage = delta[t] + gamma * gae_lambda * (goes_on[t] * advantage)
+        advantage = delta[t] + decay[t] * advantage
         advantages[t] = advantage
     return advantages
 

@@ -382,7 +382,7 @@ class Run:
         signal.signal(number, self.handlers.pop(number))
 
     def report(self, **measures):
-        """After each rollout: prints and saves at every twentieth of the run, and on being interrupted."""
+        """After each rollout: at every twentieth of the run, or if interrupted, prints (the measures too) and saves."""
         state = torch.tensor([self.env_step, self.interrupted], dtype=torch.float64)
         average([state])  # processes end together
         self.env_step, stop, total = int(state[0]), bool(state[1] > 0), self.config.total_steps
@@ -473,27 +473,30 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
 
 def make_screens(config):
     """The environments that --render and --video ask for."""
+    if config.video and os.path.isdir(config.video) and os.listdir(config.video):
+        raise UsageError(f"--video {config.video}: holds files already; choose a new folder")
     try:
-        if config.video and os.path.isdir(config.video) and os.listdir(config.video):
-            raise UsageError(f"--video {config.video}: holds files already; choose a new folder")
         screens = [gym.make(config.env_id, render_mode="human")] if config.render else []
         if config.video:
             film = gym.make(config.env_id, render_mode="rgb_array")
             screens.append(RecordVideo(film, config.video, episode_trigger=lambda episode: True))
         return screens
-    except (gym.error.Error, ImportError, OSError) as error:
+    except (gym.error.Error, ImportError, OSError, TypeError, ValueError) as error:
         raise UsageError(f"--render or --video: {str(error).splitlines()[0]}") from None
 
 
 def watch(env, agent, episodes=3):
     """Plays episodes with the likeliest actions, for eyes."""
-    for _ in range(episodes):
-        obs, _ = env.reset()
-        done = False
-        while not done:
-            obs, _, terminated, truncated, _ = env.step(agent.to_env(agent.act(obs[None], greedy=True))[0])
-            done = terminated or truncated
-    env.close()
+    try:
+        for _ in range(episodes):
+            obs, _ = env.reset()
+            done = False
+            while not done:
+                obs, _, terminated, truncated, _ = env.step(agent.to_env(agent.act(obs[None], greedy=True))[0])
+                done = terminated or truncated
+        env.close()
+    except Exception as error:  # without a screen, each renderer fails in its own way
+        raise UsageError(f"--render or --video: {error}") from None
 
 
 def main():
@@ -509,7 +512,8 @@ def main():
         how = {"type": spec.type, "metavar": spec.type.__name__.upper()}
         if spec.type is bool:
             how = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
-        how |= {"default": spec.default, "help": f"{spec.metadata['help']} (default: {'none' if spec.default == '' else spec.default})"}
+        default = "none" if spec.default == "" else spec.default
+        how |= {"default": spec.default, "help": f"{spec.metadata['help']} (default: {default})"}
         flags += parser.add_argument(f"--{spec.name.replace('_', '-')}", **how).option_strings
 
     def parse():

@@ -14,6 +14,8 @@ further than ε from π_old, the policy that played them.
 
 γ discounts the future; λ trusts the critic at 0 and the rewards at 1; G_t = Â_t + V_old(s_t) estimates
 the return, the discounted sum of rewards; H is the entropy; c_v and c_e are weights.
+Instead of the clip, --objective penalty subtracts β KL(π_old‖π) from ρ_t Â_t ([1] Eq. 8) and adapts β to
+what it measures; --objective none does neither, to show what both prevent.
 
 Run:  python ppo_discrete.py        (--help lists every setting)
 See:  the average score of 20 episodes passes 475 after about 15,600 steps, in seconds; at the end the
@@ -123,7 +125,7 @@ class ActorCritic(nn.Module):
                 "for Box actions use ppo_continuous.py"
             )
         self.first_action = int(action_space.start)  # Discrete actions need not count from 0
-        self.beta = nn.Buffer(torch.ones(()))  # weight of the KL penalty, saved with the weights of the networks
+        self.beta = nn.Buffer(torch.ones(()))  # β of the KL penalty, to be saved with the weights
         # Used for its running mean and variance of the observations, which are saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
@@ -264,9 +266,9 @@ def train(config):
         remaining = 1 - run.env_step / config.total_steps
         if config.anneal_lr:
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
-        clip_eps = config.clip_eps * (remaining if config.anneal_clip else 1.0)
-        if config.objective != "clip":
-            clip_eps = None
+        clip_eps = None
+        if config.objective == "clip":
+            clip_eps = config.clip_eps * (remaining if config.anneal_clip else 1.0)
 
         # Collect: play T steps with the current policy.
         buffer.obs[0] = obs
@@ -315,7 +317,7 @@ def train(config):
         if not grad_norm.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
 
-        # How far the update moved the policy, to be watched; the penalty's weight follows it.
+        # How far the update moved the policy, to be watched in the printed lines. The penalty follows it.
         obs_b, action_b, old_log_prob_b, old_logits_b, *_ = rollout
         with torch.no_grad():
             logits, _ = agent(obs_b)
@@ -324,7 +326,7 @@ def train(config):
             clipped, entropy = ((ratio - 1).abs() > config.clip_eps).float().mean(), entropy_of(logits).mean()
             average([kl])
             if config.objective == "penalty":
-                agent.beta.fill_(adapt_beta(agent.beta, kl, config.target_kl))
+                agent.beta.fill_(adapt_beta(agent.beta, kl, config.target_kl)).clamp_(1e-4, 1e4)  # 0 would stay 0
         if config.normalize_obs:  # only now: the estimates and the update saw what the policy saw
             agent.update_obs_stats(rollout[0])
         run.report(kl=kl, clipped=clipped, entropy=entropy, beta=agent.beta)
@@ -440,7 +442,7 @@ class Run:
         signal.signal(number, self.handlers.pop(number))
 
     def report(self, **measures):
-        """After each rollout: prints and saves at every twentieth of the run, and on being interrupted."""
+        """After each rollout: at every twentieth of the run, or if interrupted, prints (the measures too) and saves."""
         state = torch.tensor([self.env_step, self.interrupted], dtype=torch.float64)
         average([state])  # processes end together
         self.env_step, stop, total = int(state[0]), bool(state[1] > 0), self.config.total_steps
@@ -531,27 +533,30 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=1_000_000):
 
 def make_screens(config):
     """The environments that --render and --video ask for."""
+    if config.video and os.path.isdir(config.video) and os.listdir(config.video):
+        raise UsageError(f"--video {config.video}: holds files already; choose a new folder")
     try:
-        if config.video and os.path.isdir(config.video) and os.listdir(config.video):
-            raise UsageError(f"--video {config.video}: holds files already; choose a new folder")
         screens = [gym.make(config.env_id, render_mode="human")] if config.render else []
         if config.video:
             film = gym.make(config.env_id, render_mode="rgb_array")
             screens.append(RecordVideo(film, config.video, episode_trigger=lambda episode: True))
         return screens
-    except (gym.error.Error, ImportError, OSError) as error:
+    except (gym.error.Error, ImportError, OSError, TypeError, ValueError) as error:
         raise UsageError(f"--render or --video: {str(error).splitlines()[0]}") from None
 
 
 def watch(env, agent, episodes=3):
     """Plays episodes with the likeliest actions, for eyes."""
-    for _ in range(episodes):
-        obs, _ = env.reset()
-        done = False
-        while not done:
-            obs, _, terminated, truncated, _ = env.step(agent.to_env(agent.act(obs[None], greedy=True))[0])
-            done = terminated or truncated
-    env.close()
+    try:
+        for _ in range(episodes):
+            obs, _ = env.reset()
+            done = False
+            while not done:
+                obs, _, terminated, truncated, _ = env.step(agent.to_env(agent.act(obs[None], greedy=True))[0])
+                done = terminated or truncated
+        env.close()
+    except Exception as error:  # without a screen, each renderer fails in its own way
+        raise UsageError(f"--render or --video: {error}") from None
 
 
 def main():
@@ -567,7 +572,8 @@ def main():
         how = {"type": spec.type, "metavar": spec.type.__name__.upper()}
         if spec.type is bool:
             how = {"action": argparse.BooleanOptionalAction}  # --anneal-lr and --no-anneal-lr
-        how |= {"default": spec.default, "help": f"{spec.metadata['help']} (default: {'none' if spec.default == '' else spec.default})"}
+        default = "none" if spec.default == "" else spec.default
+        how |= {"default": spec.default, "help": f"{spec.metadata['help']} (default: {default})"}
         flags += parser.add_argument(f"--{spec.name.replace('_', '-')}", **how).option_strings
 
     def parse():

@@ -3,11 +3,13 @@
     python tests/benchmark.py                              every script, seeds 200 to 219
     python tests/benchmark.py --script reinforce --seeds 200 201 202
     python tests/benchmark.py --peer sb3                   the PPO scripts and SB3 in turn, seed by seed
+    python tests/benchmark.py --interrupt-at 8000          every run stopped there by SIGTERM, and resumed
+    python tests/benchmark.py --parallel --seeds 0 1 2     torchrun against one process, async against sync
 
 Prints Markdown tables, and writes one line for each run to a CSV beside this file. "Solved" means that
 the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). Times
 are training alone, without imports, in one torch thread; compare them by their ratio in one run. The
-settings were chosen by runs on the seeds 0 to 29, which are not among the defaults here.
+settings were chosen by runs on the seeds 0 to 49, which are not among the defaults here.
 """
 
 import argparse
@@ -17,7 +19,9 @@ import importlib
 import io
 import os
 import platform
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -141,6 +145,39 @@ def train_sb3(name, seed, steps=200_000, stop_when_solved=True):
             "steps": model.num_timesteps, "seconds": time.perf_counter() - watch.start}  # fmt: skip
 
 
+def speed(*command):
+    """Steps per second in the last progress line of a command."""
+    out = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return float(re.findall(r"^100%.*\(([\d,]+) steps/s", out, re.M)[-1].replace(",", ""))
+
+
+def measure_parallel(seeds):
+    """Two processes against one with the same settings each, and environments in processes against in turn."""
+    script, launch = "ppo_continuous.py", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    mujoco = ("--num-envs", "8", "--num-steps", "250", "--epochs", "2", "--minibatch-size", "500", "--normalize-obs")
+    lines = ["| what | flags | steps/s | steps/s | ratio, median (all) |", "|---|---|---|---|---|"]
+    for what, flags, one, two in (
+        ("one process, `torchrun` with two", (), (60_000,), (120_000,)),
+        ("one process, `torchrun` with two", ("--num-envs", "16", "--minibatch-size", "1600"), (60_000,), (120_000,)),
+        ("`sync`, `async`", ("--env-id", "Humanoid-v5", *mujoco), (20_000, "sync"), (20_000, "async")),
+    ):
+        pairs = []
+        for seed in seeds:
+            pair = []
+            for steps, *how in (one, two):
+                start = (*launch, script) if what.startswith("one") and steps == two[0] else (script,)
+                how = ("--vectorization", *how) if how else ()
+                pair.append(speed(*start, *flags, *how, "--total-steps", str(steps), "--seed", str(seed)))
+                print(f"{what} {' '.join(flags)} seed {seed}: {pair[-1]:,.0f} steps/s", file=sys.stderr, flush=True)
+            pairs.append(pair)
+        ratios = [two / one for one, two in pairs]
+        lines.append(
+            f"| {what} | `{' '.join(flags) or 'none'}` | {np.median([a for a, _ in pairs]):,.0f} | "
+            f"{np.median([b for _, b in pairs]):,.0f} | {np.median(ratios):.2f} ({', '.join(f'{r:.2f}' for r in ratios)}) |"
+        )
+    return lines
+
+
 def report(rows, number, of):
     row = rows[-1]
     numbers = ", ".join(f"{key} {value:,.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in list(row.items())[2:])
@@ -209,9 +246,13 @@ def main():
     parser.add_argument("--script", nargs="+", choices=TASKS, default=list(TASKS), help="which scripts (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(200, 220)), help="default: 200 to 219")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
+    parser.add_argument("--parallel", action="store_true", help="measure torchrun and --vectorization async instead")
     parser.add_argument("--interrupt-at", type=int, metavar="STEP", help="stop each run there by SIGTERM, and resume it")
     parser.add_argument("--csv", type=Path, help="default: tests/benchmark.csv, with a peer tests/benchmark_sb3.csv")
     options = parser.parse_args()
+    if options.parallel:
+        print("\n".join(measure_parallel(options.seeds)))
+        return
     output = options.csv or Path(__file__).with_name("benchmark" + f"_{options.peer}" * bool(options.peer) + "_interrupted" * bool(options.interrupt_at) + ".csv")
 
     jobs = []

@@ -400,9 +400,8 @@ def test_processes_end_with_identical_weights(name, tmp_path):
     assert not same(alone.state_dict(), ranks[0]["agent"])
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_under_torchrun_one_process_prints(name, tmp_path):
-    result = torchrun(tmp_path, f"{name}.py", "--total-steps", "2000", "--save", str(tmp_path / "kept.pt"))
+def test_under_torchrun_one_process_prints(tmp_path):
+    result = torchrun(tmp_path, "ppo_discrete.py", "--total-steps", "2000", "--save", str(tmp_path / "kept.pt"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("100%") == 1 and result.stdout.count("evaluation") == 2
 
@@ -411,17 +410,29 @@ def test_under_torchrun_one_process_prints(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_render_and_video(name, checkpoints, tmp_path, monkeypatch, capsys):
-    module, path = load(name), tmp_path / "real.pt"
-    env_id = "Pendulum-v1" if name == "ppo_continuous" else "CartPole-v1"
-    with contextlib.redirect_stdout(io.StringIO()):
-        module.train(small(name, path, env_id=env_id, total_steps=100, normalize_obs=False))
-    monkeypatch.setattr(module.gym.envs.classic_control.pendulum.PendulumEnv, "metadata", {"render_modes": ["human", "rgb_array"], "render_fps": 10_000})
-    arguments = ["--load", str(path), "--total-steps", "0", "--render", "--video", str(tmp_path / "film")]
-    status, _, err = run_main(module, monkeypatch, capsys, *arguments)
+def test_video(name, tmp_path, monkeypatch, capsys):
+    flags = ["--total-steps", "100", "--save", str(tmp_path / "kept.pt"), "--video", str(tmp_path / "film")]
+    status, _, err = run_main(load(name), monkeypatch, capsys, *flags)
     assert status is None and err == ""
     films = list((tmp_path / "film").glob("*.mp4"))
     assert len(films) == 3 and min(film.stat().st_size for film in films) > 1_000
+
+
+def test_render(tmp_path, monkeypatch, capsys):
+    """In a window that SDL only pretends to open."""
+    status, _, err = run_main(load("reinforce"), monkeypatch, capsys, "--total-steps", "100", "--render")
+    assert status is None and err == ""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_environment_that_cannot_be_shown_costs_one_line(name, tmp_path, monkeypatch, capsys):
+    for how in (["--render"], ["--video", str(tmp_path / "film")]):
+        status, out, err = run_main(load(name), monkeypatch, capsys, "--env-id", marked(name), *how)
+        assert status == 2 and out == "" and err.count("\n") == 1 and "--render or --video" in err
+    no_screen = load(name).gym.make("CartPole-v1")
+    monkeypatch.setattr(no_screen.unwrapped, "reset", lambda **_: (_ for _ in ()).throw(RuntimeError("No display")))
+    with pytest.raises(load(name).UsageError, match="No display"):
+        load(name).watch(no_screen, None)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

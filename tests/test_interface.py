@@ -57,7 +57,8 @@ def test_command_line_trains_prints_and_evaluates(name, monkeypatch, capsys):
     progress = [line for line in lines if "average score of the last 20" in line]
     assert 5 <= len(progress) <= 21
     assert re.match(r" *\d+%  step [\d,]+  episode [\d,]+  average score of the last 20 episodes: -?\d+\.\d", progress[-1])
-    assert progress[-1].startswith("100%") and progress[-1].endswith(" 0 s left)")
+    assert progress[-1].startswith("100%") and " 0 s left)" in progress[-1]
+    assert (" kl " in progress[-1] and " beta 1" in progress[-1]) == (name in PPO)
     assert lines[-2].startswith("greedy") and lines[-1].startswith("sampled")
     assert "nan" not in out
 

@@ -239,9 +239,9 @@ def test_the_penalty_holds_the_policy_and_nothing_does_not(name, monkeypatch, qu
 
     monkeypatch.setattr(module, "Run", Run)
     for objective in ("penalty", "none"):
-        module.train(small(name, objective=objective, learning_rate=0.02, epochs=8, target_kl=0.003, total_steps=1_500))
-    assert 0.0003 < np.median(measured["penalty"][5:60]) < 0.03
-    assert np.max(measured["none"]) > 10 * np.max(measured["penalty"])
+        module.train(small(name, objective=objective, learning_rate=0.02, epochs=8, minibatch_size=10, target_kl=0.003, total_steps=800))
+    held = np.median(measured["penalty"][5:])
+    assert 0.0003 < held < 0.03 and np.max(measured["none"]) > 30 * held
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -317,8 +317,9 @@ def test_the_entropy_bonus_widens_the_policy_or_is_off(name, monkeypatch, quiet)
     entropy_of = module.entropy_of
 
     def recorded(*args):
-        calls.append(entropy_coef)
-        entropies.append(entropy_of(*args).mean().item())
+        if torch.is_grad_enabled():  # else it is only measured
+            calls.append(entropy_coef)
+            entropies.append(entropy_of(*args).mean().item())
         return entropy_of(*args)
 
     monkeypatch.setattr(module, "entropy_of", recorded)

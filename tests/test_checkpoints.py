@@ -75,6 +75,7 @@ def test_a_resumed_run_goes_on_where_it_was(name, checkpoints, monkeypatch, quie
         def __init__(self, *args):
             super().__init__(*args)
             starts.append((self.env_step, same(self.optimizer.state_dict()["state"], before["optimizer"]["state"])))
+            assert torch.equal(torch.get_rng_state(), before["rng"])
 
     before = module.read_checkpoint(checkpoints[name])
     monkeypatch.setattr(torch.optim.Adam, "step", recorded)
@@ -219,7 +220,7 @@ def test_sigkill_during_a_save_leaves_a_whole_checkpoint(name, checkpoints, tmp_
 
     class SavesAllTheTime(module.Run):
         def report(self, **measures):
-            self.history += [(1, 1.0)] * 20_000  # half a megabyte, so that writing takes a while
+            self.agent.register_buffer("ballast", torch.zeros(5_000_000))  # so that writing takes most of the time
             while True:
                 self.save()
 
@@ -232,10 +233,10 @@ def test_sigkill_during_a_save_leaves_a_whole_checkpoint(name, checkpoints, tmp_
         child = fork(task, tmp_path)
         while not path.exists():
             time.sleep(0.005)
-        time.sleep(moments.random() * 0.05)
+        time.sleep(moments.random() * 0.2)
         os.kill(child, signal.SIGKILL)
         assert ended(child, tmp_path)[0] == -signal.SIGKILL
-        assert module.read_checkpoint(path)["history"][-1] == (1, 1.0)
+        assert len(module.read_checkpoint(path)["agent"]["ballast"]) == 5_000_000
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -375,8 +376,15 @@ rank = dist.get_rank()
 values = [torch.full((2, 3), float(rank)), torch.tensor(10.0 * rank)]
 module.average(values)
 assert values[0].tolist() == [[0.5] * 3] * 2 and values[1].item() == 5.0
+make_vec = module.gym.make_vec
+seeds = []
+class Seen(module.gym.vector.VectorWrapper):
+    def reset(self, *, seed=None, options=None):
+        seeds.append(seed)
+        return self.env.reset(seed=seed, options=options)
+module.gym.make_vec = lambda *args, **options: Seen(make_vec(*args, **options))
 agent, history = module.train(module.Config(total_steps=3_000, normalize_obs=True, save=f"{folder}/kept.pt"))
-torch.save({"agent": agent.state_dict(), "history": history}, f"{folder}/{rank}.pt")
+torch.save({"agent": agent.state_dict(), "history": history, "seeds": seeds}, f"{folder}/{rank}.pt")
 dist.destroy_process_group()
 """
 
@@ -393,6 +401,7 @@ def test_processes_end_with_identical_weights(name, tmp_path):
     assert result.returncode == 0, result.stderr
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert same(ranks[0]["agent"], ranks[1]["agent"]) and ranks[0]["history"] != ranks[1]["history"]
+    assert abs(ranks[0]["seeds"][0] - ranks[1]["seeds"][0]) > 1_000  # no environment plays another's episodes
     kept = load(name).read_checkpoint(tmp_path / "kept.pt")
     assert same(kept["agent"], ranks[0]["agent"]) and kept["env_step"] >= 3_000
     with contextlib.redirect_stdout(io.StringIO()):
@@ -443,8 +452,17 @@ def test_a_missing_moviepy_is_named_before_training(name, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_processes_for_environments(name, quiet):
-    module = load(name)
+def test_processes_for_environments(name, monkeypatch, quiet):
+    module, modes = load(name), []
+    make_vec = module.gym.make_vec
+
+    def recorded(*args, **options):
+        envs = make_vec(*args, **options)
+        modes.append(type(envs.unwrapped).__name__)
+        return envs
+
+    monkeypatch.setattr(module.gym, "make_vec", recorded)
     _, history = module.train(small(name, vectorization="async"))
     _, in_turn = module.train(small(name, vectorization="sync"))
     assert history and history == in_turn
+    assert modes == ["AsyncVectorEnv", "SyncVectorEnv"]

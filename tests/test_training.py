@@ -350,12 +350,16 @@ def test_evaluate_plays_each_environments_first_episode(name, recount, quiet):
     assert (returns != module.evaluate(agent, marked(name), episodes=30, seed=8)).any()
 
 
-def test_greedy_evaluation_takes_the_likeliest_action():
-    module = load("ppo_discrete")
-    config = small("ppo_discrete")
-    agent = module.ActorCritic(module.make_envs(config.env_id, 1), config)
+@pytest.mark.parametrize("name", ["ppo_discrete", "reinforce", "actor_critic"])
+def test_actions_are_the_likeliest_or_sampled_from_the_policy(name):
+    module = load(name)
+    network = module.Policy if name == "reinforce" else module.ActorCritic
+    agent = network(module.make_envs(marked(name), 1), small(name))
+    with torch.no_grad():
+        agent.policy[-1].weight *= 150  # far from uniform
     obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    logits, _ = agent(torch.as_tensor(obs))
+    logits = agent.policy(agent.normalize(torch.as_tensor(obs)))
+    assert 0.4 < logits.softmax(-1).max(-1).values.mean() < 0.95
     assert torch.equal(agent.act(obs, greedy=True), logits.argmax(-1))
     sampled = torch.stack([agent.act(obs) for _ in range(500)])
     frequencies = torch.stack([(sampled == k).float().mean(0) for k in range(3)], -1)

@@ -14,8 +14,8 @@ further than ε from π_old, the policy that played them.
 
 γ discounts the future; λ trusts the critic at 0 and the rewards at 1; G_t = Â_t + V_old(s_t) estimates
 the return, the discounted sum of rewards; H is the entropy; c_v and c_e are weights.
-Instead of the clip, --objective penalty subtracts β KL(π_old‖π) from ρ_t Â_t ([1] Eq. 8) and adapts β to
-what it measures; --objective none does neither, to show what both prevent.
+Instead of the clip, --objective penalty subtracts β KL(π_old‖π) from ρ_t Â_t ([1] Eq. 8). The divergence KL
+tells how far π has moved from π_old; the weight β adapts to it. --objective none does neither.
 The policy is a Gaussian: a network gives its mean; its width σ is learned, the same in all states.
 
 Run:  python ppo_continuous.py        (--help lists every setting)

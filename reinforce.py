@@ -238,7 +238,7 @@ def train(config):
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
         optimizer.zero_grad()
         loss.backward()
-        average(parameter.grad for parameter in agent.parameters())
+        average(parameter.grad for parameter in agent.parameters())  # over processes, if there are more
         optimizer.step()
         if config.normalize_obs:  # only now: the update saw what the policy saw
             agent.update_obs_stats(obs_seq[valid])

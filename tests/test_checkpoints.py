@@ -13,7 +13,6 @@ import time
 import traceback
 import zipfile
 
-import numpy as np
 import pytest
 import torch
 from conftest import PPO, ROOT, SCRIPTS, load, marked, run_main
@@ -321,7 +320,7 @@ def test_a_checkpoint_with_parts_missing_or_wrong_costs_one_line(name, checkpoin
         torch.save(contents, path)
         status, _, err = run_main(load(name), monkeypatch, capsys, "--load", str(path), "--total-steps", "0")
         assert status in (2, None) and err.count("\n") == (status == 2), err
-        assert status == 2 or contents["env_step"] == 7 
+        assert status == 2 or contents["env_step"] == 7
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -389,15 +388,15 @@ dist.destroy_process_group()
 """
 
 
-def torchrun(folder, *arguments, **options):
+def torchrun(*arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("name", PPO)
 def test_processes_end_with_identical_weights(name, tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
-    result = torchrun(tmp_path, str(tmp_path / "rank.py"), str(ROOT), name, str(tmp_path))
+    result = torchrun(str(tmp_path / "rank.py"), str(ROOT), name, str(tmp_path))
     assert result.returncode == 0, result.stderr
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert same(ranks[0]["agent"], ranks[1]["agent"]) and ranks[0]["history"] != ranks[1]["history"]
@@ -410,7 +409,7 @@ def test_processes_end_with_identical_weights(name, tmp_path):
 
 
 def test_under_torchrun_one_process_prints(tmp_path):
-    result = torchrun(tmp_path, "ppo_discrete.py", "--total-steps", "2000", "--save", str(tmp_path / "kept.pt"))
+    result = torchrun("ppo_discrete.py", "--total-steps", "2000", "--save", str(tmp_path / "kept.pt"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("100%") == 1 and result.stdout.count("evaluation") == 2
 
@@ -427,7 +426,7 @@ def test_video(name, tmp_path, monkeypatch, capsys):
     assert len(films) == 3 and min(film.stat().st_size for film in films) > 1_000
 
 
-def test_render(tmp_path, monkeypatch, capsys):
+def test_render(monkeypatch, capsys):
     """In a window that SDL only pretends to open."""
     status, _, err = run_main(load("reinforce"), monkeypatch, capsys, "--total-steps", "100", "--render")
     assert status is None and err == ""

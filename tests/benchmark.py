@@ -153,21 +153,23 @@ def speed(*command):
 
 def measure_parallel(seeds):
     """Two processes against one with the same settings each, and environments in processes against in turn."""
-    script, launch = "ppo_continuous.py", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    mujoco = ("--num-envs", "8", "--num-steps", "250", "--epochs", "2", "--minibatch-size", "500", "--normalize-obs")
+    alone = ("ppo_continuous.py",)
+    both = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *alone)
+    large = ("--num-envs", "16", "--minibatch-size", "1600")
+    humanoid = ("--env-id", "Humanoid-v5", "--num-envs", "8", "--num-steps", "250", "--epochs", "2",
+                "--minibatch-size", "500", "--normalize-obs")  # fmt: skip
+    torchrun = "one process, `torchrun` with two"
     lines = ["| what | flags | steps/s | steps/s | ratio, median (all) |", "|---|---|---|---|---|"]
-    for what, flags, one, two in (
-        ("one process, `torchrun` with two", (), (60_000,), (120_000,)),
-        ("one process, `torchrun` with two", ("--num-envs", "16", "--minibatch-size", "1600"), (60_000,), (120_000,)),
-        ("`sync`, `async`", ("--env-id", "Humanoid-v5", *mujoco), (20_000, "sync"), (20_000, "async")),
+    for what, flags, *cases in (  # a case: the command, its steps, flags of its own
+        (torchrun, (), (alone, 60_000), (both, 120_000)),
+        (torchrun, large, (alone, 60_000), (both, 120_000)),
+        ("`sync`, `async`", humanoid, (alone, 20_000, "--vectorization", "sync"), (alone, 20_000, "--vectorization", "async")),
     ):
         pairs = []
         for seed in seeds:
             pair = []
-            for steps, *how in (one, two):
-                start = (*launch, script) if what.startswith("one") and steps == two[0] else (script,)
-                how = ("--vectorization", *how) if how else ()
-                pair.append(speed(*start, *flags, *how, "--total-steps", str(steps), "--seed", str(seed)))
+            for command, steps, *own in cases:
+                pair.append(speed(*command, *flags, *own, "--total-steps", str(steps), "--seed", str(seed)))
                 print(f"{what} {' '.join(flags)} seed {seed}: {pair[-1]:,.0f} steps/s", file=sys.stderr, flush=True)
             pairs.append(pair)
         ratios = [two / one for one, two in pairs]

@@ -11,6 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -18,6 +19,12 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 PPO = ["ppo_discrete", "ppo_continuous"]
 SCRIPTS = [*PPO, "reinforce", "actor_critic"]
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Every test draws the same numbers each time, whatever ran before it."""
+    torch.manual_seed(0)
 
 
 def load(name):

@@ -47,7 +47,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.wrappers import RecordVideo
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.wrappers.vector import NormalizeReward, RecordEpisodeStatistics
 from torch import distributed as dist
 from torch import nn
 
@@ -71,19 +71,25 @@ class Config:
     minibatch_size: int = setting(63, "environment steps per gradient step", 2, 10**9)
     learning_rate: float = setting(1e-2, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
+    adam_eps: float = setting(1e-5, "ε of Adam, which keeps its steps small where gradients are tiny", 1e-12, 1.0)
     normalize_obs: bool = setting(True, "shift and scale observations to mean 0, variance 1")
+    obs_clip: float = setting(0.0, "then clip them to ± this; 0: do not", 0.0, 1e9)
     reward_scale: float = setting(0.05, "learn from the rewards times this number", 1e-9, 1e9)
+    normalize_reward: bool = setting(False, "divide rewards by the running spread of the discounted return")
     gamma: float = setting(0.995, "γ, discount of future rewards", 0.0, 1.0)
     gae_lambda: float = setting(0.98, "λ of GAE: 0 trusts the critic, 1 the rewards", 0.0, 1.0)
     objective: str = setting("clip", "what keeps π near π_old", choices=("clip", "penalty", "none"))
     clip_eps: float = setting(0.2, "ε, clip of the probability ratio", 0.0, 1e6)
     anneal_clip: bool = setting(False, "let ε fall linearly to 0")
     target_kl: float = setting(0.01, "KL divergence per update that the penalty aims at", 1e-9, 1e9)
+    normalize_advantage: bool = setting(True, "in each minibatch shift and scale Â to mean 0, variance 1")
+    value_clip: float = setting(0.0, "clip of V around V_old in the critic's loss; 0: none", 0.0, 1e6)
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
-    max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length", 1e-6, 1e12)
+    max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length; inf: never", 1e-6, math.inf)
     hidden_layers: int = setting(1, "hidden layers of each network", 0, 100)
     hidden_size: int = setting(32, "units of each hidden layer", 1, 10**5)
+    activation: str = setting("tanh", "between the layers", choices=("tanh", "relu"))
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
     device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
     vectorization: str = setting("auto", "sync: in turn; async: a process each", choices=("auto", "sync", "async"))
@@ -101,15 +107,15 @@ class Config:
             )
 
 
-def mlp(sizes, output_gain):
-    """A network (..., sizes[0]) -> (..., sizes[-1]) with tanh between its linear layers."""
+def mlp(sizes, activation, output_gain):
+    """A network (..., sizes[0]) -> (..., sizes[-1]), with tanh or relu between its linear layers."""
     layers = []
     for size_in, size_out in zip(sizes[:-1], sizes[1:]):
-        layers += [nn.Linear(size_in, size_out), nn.Tanh()]
+        layers += [nn.Linear(size_in, size_out), nn.Tanh() if activation == "tanh" else nn.ReLU()]
         nn.init.zeros_(layers[-2].bias)
-        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))  # √2 keeps a signal's size through tanh
+        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))  # √2 keeps a signal's size through the layers
     nn.init.orthogonal_(layers[-2].weight, output_gain)
-    return nn.Sequential(*layers[:-1])  # no tanh after the output
+    return nn.Sequential(*layers[:-1])  # nothing follows the output
 
 
 class ActorCritic(nn.Module):
@@ -125,18 +131,22 @@ class ActorCritic(nn.Module):
                 "for Box actions use ppo_continuous.py"
             )
         self.first_action = int(action_space.start)  # Discrete actions need not count from 0
-        self.beta = nn.Buffer(torch.ones(()))  # β of the KL penalty, to be saved with the weights
+        # Buffers, to be saved with the weights: β of the KL penalty, and what NormalizeReward has learned.
+        self.beta = nn.Buffer(torch.ones(()))
+        self.reward_stats = nn.Buffer(torch.tensor([0.0, 1.0, 1e-4]))  # mean, variance, count
         # Used for its running mean and variance of the observations, which are saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
+        self.obs_clip = config.obs_clip
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
-        self.policy = mlp([*sizes, int(action_space.n)], output_gain=0.01)
-        self.critic = mlp([*sizes, 1], output_gain=1.0)
+        self.policy = mlp([*sizes, int(action_space.n)], config.activation, output_gain=0.01)
+        self.critic = mlp([*sizes, 1], config.activation, output_gain=1.0)
         self.to(self.device)
 
     def normalize(self, obs):
         """obs (..., obs_dim), each number shifted and scaled to mean 0 and variance 1."""
-        return (obs - self.obs_norm.running_mean) / (self.obs_norm.running_var + 1e-5).sqrt()
+        obs = (obs - self.obs_norm.running_mean) / (self.obs_norm.running_var + 1e-5).sqrt()
+        return obs.clamp(-self.obs_clip, self.obs_clip) if self.obs_clip else obs
 
     def update_obs_stats(self, obs):
         """Takes a batch (B, obs_dim) into the running mean and variance."""
@@ -145,8 +155,7 @@ class ActorCritic(nn.Module):
         average([self.obs_norm.running_mean, self.obs_norm.running_var])
 
     def forward(self, obs):
-        """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions), V(obs) (...)."""
-        obs = self.normalize(obs)
+        """obs (..., obs_dim), normalized -> logits of π(·|obs) (..., n_actions), V(obs) (...)."""
         return self.policy(obs), self.critic(obs).squeeze(-1)
 
     @torch.no_grad()
@@ -221,17 +230,24 @@ def kl_of(old_logits, logits):
     return (old_log_probs.exp() * (old_log_probs - log_probs)).sum(-1)
 
 
-def ppo_loss(log_prob, old_log_prob, advantage, value, return_, clip_eps, value_coef):
+def ppo_loss(
+    log_prob, old_log_prob, advantage, value, old_value, return_, clip_eps=None, value_clip=None, value_coef=0.5
+):
     """The loss to minimise, without entropy and KL (arXiv:1707.06347, Eq. 7 and 9). All tensors (B,).
 
     clip_eps None clips nothing, which is Eq. 6: then nothing keeps the policy from moving too far.
+    value_clip does to V what clip_eps does to π: no gain from moving further than that from V_old.
     """
-    assert log_prob.shape == old_log_prob.shape == advantage.shape == value.shape == return_.shape
+    assert log_prob.shape == old_log_prob.shape == advantage.shape
+    assert log_prob.shape == value.shape == old_value.shape == return_.shape
     ratio = (log_prob - old_log_prob).exp()
     surrogate = ratio * advantage
     if clip_eps is not None:
         surrogate = torch.min(surrogate, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantage)
     value_error = (value - return_).square()
+    if value_clip is not None:
+        near = old_value + (value - old_value).clamp(-value_clip, value_clip)
+        value_error = torch.max(value_error, (near - return_).square())
     return (value_coef * value_error - surrogate).mean()
 
 
@@ -254,11 +270,15 @@ def train(config):
     T, N = config.num_steps, config.num_envs
     envs = make_envs(config.env_id, N, config.vectorization)
     agent = ActorCritic(envs, config)
-    parameters = list(agent.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=1e-5, fused=True)
+    weights = as_one_vector(agent)
+    optimizer = torch.optim.Adam([weights], lr=config.learning_rate, eps=config.adam_eps, fused=True)
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
     num_minibatches = math.ceil(T * N / config.minibatch_size)
     run = Run(config, agent, optimizer)  # counts, prints, saves; with --load it has begun already
+    if config.normalize_reward:
+        envs = NormalizeReward(envs, config.gamma)
+        scale = envs.return_rms
+        scale.mean, scale.var, scale.count = (np.float64(number) for number in agent.reward_stats.tolist())
 
     obs, _ = envs.reset(seed=run.seed)  # seeded only here: again, and all episodes would start alike
     done = np.zeros(N, bool)
@@ -269,6 +289,7 @@ def train(config):
         clip_eps = None
         if config.objective == "clip":
             clip_eps = config.clip_eps * (remaining if config.anneal_clip else 1.0)
+        value_clip = config.value_clip or None
 
         # Collect: play T steps with the current policy.
         buffer.obs[0] = obs
@@ -284,35 +305,40 @@ def train(config):
                 run.history += [(run.env_step, float(score)) for score in info["episode"]["r"][done]]
 
         # Estimate: once per rollout, so that the targets stand still while the networks learn.
-        obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
+        raw_obs, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
+        obs_seq = agent.normalize(raw_obs)  # (T+1, N, obs_dim)
         with torch.no_grad():
             logits, values = agent(obs_seq)  # (T+1, N, n_actions), (T+1, N)
             old_log_prob = log_prob_of(action, logits[:-1])
         advantage = compute_gae(reward, values, terminated, truncated, config.gamma, config.gae_lambda)
-        rollout = (obs_seq[:-1], action, old_log_prob, logits[:-1], advantage, advantage + values[:-1])
+        rollout = (obs_seq[:-1], action, old_log_prob, logits[:-1], values[:-1], advantage)
         rollout = [x[valid] for x in rollout]  # (T, N, ...) -> (B, ...), without the reset steps
 
         # Update: several passes over the rollout, in shuffled minibatches.
         for _ in range(config.epochs):
             order = torch.randperm(len(rollout[0]))
             for batch in zip(*(x[order].tensor_split(num_minibatches) for x in rollout)):
-                obs_b, action_b, old_log_prob_b, old_logits_b, advantage_b, return_b = batch
-                # Scaled to a spread of 1, whatever the rewards' size. With correction=0 a minibatch
-                # of one step, which has no spread, gets advantage 0 instead of NaN.
-                advantage_b = (advantage_b - advantage_b.mean()) / (advantage_b.std(correction=0) + 1e-8)
+                obs_b, action_b, old_log_prob_b, old_logits_b, old_value_b, advantage_b = batch
+                return_b = old_value_b + advantage_b
+                if config.normalize_advantage:
+                    # To a spread of 1, whatever the rewards' size. With correction=0 a minibatch of one
+                    # step, which has no spread, gets advantage 0 instead of NaN.
+                    advantage_b = (advantage_b - advantage_b.mean()) / (advantage_b.std(correction=0) + 1e-8)
                 logits, value = agent(obs_b)
                 log_prob = log_prob_of(action_b, logits)
                 loss = ppo_loss(
-                    log_prob, old_log_prob_b, advantage_b, value, return_b, clip_eps, config.value_coef
-                )
+                    log_prob, old_log_prob_b, advantage_b, value, old_value_b, return_b,
+                    clip_eps, value_clip, config.value_coef,
+                )  # fmt: skip
                 if config.entropy_coef > 0:
                     loss = loss - config.entropy_coef * entropy_of(logits).mean()
                 if config.objective == "penalty":
                     loss = loss + agent.beta * kl_of(old_logits_b, logits).mean()
-                optimizer.zero_grad()
+                weights.grad.zero_()
                 loss.backward()
-                average(parameter.grad for parameter in parameters)  # over processes, if there are more
-                grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+                average([weights.grad])  # over processes, if there are more
+                grad_norm = weights.grad.norm()
+                weights.grad *= (config.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1)
                 optimizer.step()
         if not grad_norm.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
@@ -328,7 +354,9 @@ def train(config):
             if config.objective == "penalty":
                 agent.beta.fill_(adapt_beta(agent.beta, kl, config.target_kl)).clamp_(1e-4, 1e4)  # 0 would stay 0
         if config.normalize_obs:  # only now: the estimates and the update saw what the policy saw
-            agent.update_obs_stats(rollout[0])
+            agent.update_obs_stats(raw_obs[:-1][valid])
+        if config.normalize_reward:
+            agent.reward_stats.copy_(torch.tensor([scale.mean, scale.var, scale.count]))
         run.report(kl=kl, clipped=clipped, entropy=entropy, beta=agent.beta)
     envs.close()
     return agent, run.history
@@ -404,6 +432,21 @@ def average(tensors):
         means /= dist.get_world_size()
         for x, mean in zip(tensors, means.split([x.numel() for x in tensors])):
             x.copy_(mean.view_as(x))
+
+
+def as_one_vector(agent):
+    """Lays the agent's weights side by side in one Parameter (n,), and their gradients in its .grad.
+
+    Each layer goes on working with its part. Clipping, averaging and stepping then take one operation
+    instead of one for each layer: with networks this small, operations are what takes the time.
+    """
+    parameters = list(agent.parameters())
+    weights = nn.Parameter(nn.utils.parameters_to_vector(parameters).detach())
+    weights.grad = torch.zeros_like(weights)
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, part, grad in zip(parameters, weights.data.split(sizes), weights.grad.split(sizes)):
+        parameter.data, parameter.grad = part.view_as(parameter), grad.view_as(parameter)
+    return weights
 
 
 class Run:
@@ -489,7 +532,7 @@ class Run:
     def restore(self):
         """Takes over the weights, the optimizer, the counts and the random state of --load's checkpoint."""
         path, checkpoint = self.config.load, read_checkpoint(self.config.load)
-        for name in ("env_id", "hidden_layers", "hidden_size"):
+        for name in ("env_id", "hidden_layers", "hidden_size", "activation"):
             saved, wanted, flag = checkpoint["config"][name], getattr(self.config, name), name.replace("_", "-")
             if saved != wanted:
                 raise UsageError(f"--{flag} {wanted}: {path} was saved with --{flag} {saved}")

@@ -62,9 +62,11 @@ class Config:
     learning_rate: float = setting(1e-2, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
+    adam_eps: float = setting(1e-5, "ε of Adam, which keeps its steps small where gradients are tiny", 1e-12, 1.0)
     normalize_obs: bool = setting(True, "shift and scale observations to mean 0, variance 1")
     hidden_layers: int = setting(1, "hidden layers of the network", 0, 100)
     hidden_size: int = setting(64, "units of each hidden layer", 1, 10**5)
+    activation: str = setting("tanh", "between the layers", choices=("tanh", "relu"))
     seed: int = setting(0, "same seed, machine and versions: same scores", 0, 2**31 - 1)
     device: str = setting("cpu", "where torch computes: cpu, cuda or mps")
     vectorization: str = setting("auto", "sync: in turn; async: a process each", choices=("auto", "sync", "async"))
@@ -77,15 +79,15 @@ class Config:
         check_settings(self)
 
 
-def mlp(sizes, output_gain):
-    """A network (..., sizes[0]) -> (..., sizes[-1]) with tanh between its linear layers."""
+def mlp(sizes, activation, output_gain):
+    """A network (..., sizes[0]) -> (..., sizes[-1]), with tanh or relu between its linear layers."""
     layers = []
     for size_in, size_out in zip(sizes[:-1], sizes[1:]):
-        layers += [nn.Linear(size_in, size_out), nn.Tanh()]
+        layers += [nn.Linear(size_in, size_out), nn.Tanh() if activation == "tanh" else nn.ReLU()]
         nn.init.zeros_(layers[-2].bias)
-        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))  # √2 keeps a signal's size through tanh
+        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))  # √2 keeps a signal's size through the layers
     nn.init.orthogonal_(layers[-2].weight, output_gain)
-    return nn.Sequential(*layers[:-1])  # no tanh after the output
+    return nn.Sequential(*layers[:-1])  # nothing follows the output
 
 
 class Policy(nn.Module):
@@ -105,7 +107,7 @@ class Policy(nn.Module):
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
-        self.policy = mlp([*sizes, int(action_space.n)], output_gain=0.01)
+        self.policy = mlp([*sizes, int(action_space.n)], config.activation, output_gain=0.01)
         self.to(self.device)
 
     def normalize(self, obs):
@@ -202,7 +204,8 @@ def train(config):
     if not envs.spec.max_episode_steps:
         raise UsageError(f"--env-id {config.env_id}: REINFORCE needs a time limit, to learn from whole episodes")
     agent = Policy(envs, config)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+    weights = as_one_vector(agent)
+    optimizer = torch.optim.Adam([weights], lr=config.learning_rate, eps=config.adam_eps, fused=True)
     buffer = RolloutBuffer(envs.spec.max_episode_steps, N, envs.single_observation_space.shape[0])
     run = Run(config, agent, optimizer)  # counts, prints, saves; with --load it has begun already
 
@@ -236,9 +239,9 @@ def train(config):
         loss = reinforce_loss(agent(obs_seq[valid]), action[valid], weight[valid])
         if not loss.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
-        optimizer.zero_grad()
+        weights.grad.zero_()
         loss.backward()
-        average(parameter.grad for parameter in agent.parameters())  # over processes, if there are more
+        average([weights.grad])  # over processes, if there are more
         optimizer.step()
         if config.normalize_obs:  # only now: the update saw what the policy saw
             agent.update_obs_stats(obs_seq[valid])
@@ -317,6 +320,21 @@ def average(tensors):
         means /= dist.get_world_size()
         for x, mean in zip(tensors, means.split([x.numel() for x in tensors])):
             x.copy_(mean.view_as(x))
+
+
+def as_one_vector(agent):
+    """Lays the agent's weights side by side in one Parameter (n,), and their gradients in its .grad.
+
+    Each layer goes on working with its part. Clipping, averaging and stepping then take one operation
+    instead of one for each layer: with networks this small, operations are what takes the time.
+    """
+    parameters = list(agent.parameters())
+    weights = nn.Parameter(nn.utils.parameters_to_vector(parameters).detach())
+    weights.grad = torch.zeros_like(weights)
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, part, grad in zip(parameters, weights.data.split(sizes), weights.grad.split(sizes)):
+        parameter.data, parameter.grad = part.view_as(parameter), grad.view_as(parameter)
+    return weights
 
 
 class Run:
@@ -402,7 +420,7 @@ class Run:
     def restore(self):
         """Takes over the weights, the optimizer, the counts and the random state of --load's checkpoint."""
         path, checkpoint = self.config.load, read_checkpoint(self.config.load)
-        for name in ("env_id", "hidden_layers", "hidden_size"):
+        for name in ("env_id", "hidden_layers", "hidden_size", "activation"):
             saved, wanted, flag = checkpoint["config"][name], getattr(self.config, name), name.replace("_", "-")
             if saved != wanted:
                 raise UsageError(f"--{flag} {wanted}: {path} was saved with --{flag} {saved}")

@@ -137,22 +137,22 @@ class ActorCritic(nn.Module):
         average([self.obs_norm.running_mean, self.obs_norm.running_var])
 
     def forward(self, obs):
-        """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions)."""
-        return self.policy(self.normalize(obs))
+        """obs (..., obs_dim), normalized -> logits of π(·|obs) (..., n_actions)."""
+        return self.policy(obs)
 
     def value(self, obs):
-        """obs (..., obs_dim) -> V(obs) (...)."""
-        return self.v_critic(self.normalize(obs)).squeeze(-1)
+        """obs (..., obs_dim), normalized -> V(obs) (...)."""
+        return self.v_critic(obs).squeeze(-1)
 
     def q_value(self, obs, action):
-        """obs (..., obs_dim), action (...) -> Q(obs, action) (...)."""
-        return self.q_critic(self.normalize(obs)).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        """obs (..., obs_dim), normalized, and action (...) -> Q(obs, action) (...)."""
+        return self.q_critic(obs).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        logits = self(obs)
+        logits = self(self.normalize(obs))
         if not greedy:  # with Gumbel noise added, the greatest logit is a sample from π (a softmax of logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
@@ -246,7 +246,8 @@ def train(config):
                 run.history += [(run.env_step, float(score)) for score in info["episode"]["r"][done]]
 
         # Estimate: the errors of the critics, and ψ_t, what each step's log-probability is weighed with.
-        obs_seq, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
+        raw_obs, action, reward, terminated, truncated, valid = buffer.tensors(agent.device)
+        obs_seq = agent.normalize(raw_obs)  # (T+1, N, obs_dim)
         squared_error = torch.zeros_like(reward)
         if config.critic in ("td", "advantage"):
             v = agent.value(obs_seq)  # (T+1, N)
@@ -271,7 +272,7 @@ def train(config):
         if not grad_norm.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
         if config.normalize_obs:  # only now: the update saw what the policy saw
-            agent.update_obs_stats(obs_seq[:-1][valid])
+            agent.update_obs_stats(raw_obs[:-1][valid])
         run.report()
     envs.close()
     return agent, run.history

@@ -121,14 +121,14 @@ class Policy(nn.Module):
         average([self.obs_norm.running_mean, self.obs_norm.running_var])
 
     def forward(self, obs):
-        """obs (..., obs_dim) -> logits of π(·|obs) (..., n_actions)."""
-        return self.policy(self.normalize(obs))
+        """obs (..., obs_dim), normalized -> logits of π(·|obs) (..., n_actions)."""
+        return self.policy(obs)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """obs, an array (N, obs_dim) -> actions (N,): sampled from π, or the likeliest."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        logits = self(obs)
+        logits = self(self.normalize(obs))
         if not greedy:  # with Gumbel noise added, the greatest logit is a sample from π (a softmax of logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
@@ -236,7 +236,7 @@ def train(config):
         weight = standardize(returns, valid)
 
         # Update: one gradient step; the next episodes are played by the new policy.
-        loss = reinforce_loss(agent(obs_seq[valid]), action[valid], weight[valid])
+        loss = reinforce_loss(agent(agent.normalize(obs_seq[valid])), action[valid], weight[valid])
         if not loss.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
         weights.grad.zero_()

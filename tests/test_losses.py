@@ -7,7 +7,7 @@ import torch
 from conftest import PPO, load
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
-COEFS = (0.2, 0.0)  # ε, c_v
+COEFS = (0.2, None, 0.0)  # ε, no clip of V, c_v
 
 
 def ppo_gradient(name, ratio, advantage, coefs=COEFS):
@@ -15,7 +15,7 @@ def ppo_gradient(name, ratio, advantage, coefs=COEFS):
     old_log_prob = torch.full_like(ratio, -1.0)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
     zeros = torch.zeros_like(ratio)
-    load(name).ppo_loss(log_prob, old_log_prob, advantage, zeros, zeros, *coefs).backward()
+    load(name).ppo_loss(log_prob, old_log_prob, advantage, zeros, zeros, zeros, *coefs).backward()
     return log_prob.grad
 
 
@@ -44,7 +44,7 @@ def test_loss_is_the_sum_of_its_terms(name):
         min(float(r) * float(a), min(max(float(r), 0.8), 1.2) * float(a)) for r, a in zip(ratio, advantage)
     )
     expected = -surrogate / 6 + 0.7 * float(((value - return_) ** 2).mean())
-    loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, return_, 0.2, 0.7)
+    loss = load(name).ppo_loss(ratio.log(), torch.zeros(6), advantage, value, torch.randn(6), return_, 0.2, None, 0.7)
     assert float(loss) == pytest.approx(expected, abs=1e-5)
 
 
@@ -52,7 +52,24 @@ def test_loss_is_the_sum_of_its_terms(name):
 def test_without_a_clip_the_gradient_is_the_surrogates_everywhere(name):
     ratio = torch.tensor([1.3, 1.3, 0.7, 0.7, 3.0, 0.1])
     advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, -2.0])
-    torch.testing.assert_close(ppo_gradient(name, ratio, advantage, (None, 0.0)), -ratio * advantage / 6)
+    torch.testing.assert_close(ppo_gradient(name, ratio, advantage, (None, None, 0.0)), -ratio * advantage / 6)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_clip_of_the_value_is_its_definition_and_can_be_off(name):
+    """V may gain nothing by going further than value_clip from V_old; the way back is always open."""
+    value = torch.tensor([1.5, 1.5, 1.1, -1.5, 1.5]).requires_grad_()
+    old, return_, zeros = torch.tensor([1.0, 1.0, 1.0, -1.0, 1.0]), torch.tensor([3.0, 0.0, 3.0, -3.0, 1.3]), torch.zeros(5)
+    for clip, expected in ((None, (value - return_).tolist()), (0.2, [0.0, 1.5, -1.9, 0.0, 0.2])):
+        value.grad = None
+        loss = load(name).ppo_loss(zeros, zeros, zeros, value, old, return_, 0.2, clip, 0.5)
+        errors = (value - return_).tolist()
+        if clip:
+            near = [min(max(v, o - clip), o + clip) for v, o in zip(value.tolist(), old.tolist())]
+            errors = [max(e, v - g, key=abs) for e, v, g in zip(errors, near, return_.tolist())]
+        assert loss.item() == pytest.approx(0.5 * sum(error**2 for error in errors) / 5)
+        loss.backward()
+        torch.testing.assert_close(value.grad * 5, torch.tensor(expected))
 
 
 def test_categorical_kl():
@@ -82,10 +99,10 @@ def test_beta_follows_the_kl(name):
 @pytest.mark.parametrize("name", PPO)
 def test_shapes_that_would_broadcast_are_refused(name):
     column, row = torch.zeros(4, 1), torch.zeros(4)
-    with pytest.raises(AssertionError):
-        load(name).ppo_loss(column, row, row, row, row, *COEFS)
-    with pytest.raises(AssertionError):
-        load(name).ppo_loss(row, row, row, column, row, *COEFS)
+    for position in range(6):
+        arguments = [column if i == position else row for i in range(6)]
+        with pytest.raises(AssertionError):
+            load(name).ppo_loss(*arguments, *COEFS)
 
 
 @pytest.mark.parametrize("name", ["ppo_discrete", "actor_critic"])

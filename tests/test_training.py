@@ -15,6 +15,11 @@ def small(name, **settings):
     return load(name).Config(**{"env_id": marked(name), "total_steps": 400, "num_envs": 3} | sizes | settings)
 
 
+def as_played(agent, obs):
+    """Undoes the normalization of MarkedEnv's observations, which are whole numbers."""
+    return (obs * (agent.obs_norm.running_var + 1e-5).sqrt() + agent.obs_norm.running_mean).round()
+
+
 def record_passes(module, monkeypatch):
     """Every batch of observations (B, obs_dim) or (T, N, obs_dim) that a gradient step came from."""
     passes = []
@@ -23,7 +28,7 @@ def record_passes(module, monkeypatch):
 
     def recorded(self, obs):
         if torch.is_grad_enabled():
-            passes.append(obs.clone())
+            passes.append(as_played(self, obs))
         return forward(self, obs)
 
     monkeypatch.setattr(network, "forward", recorded)
@@ -138,7 +143,8 @@ def test_gae_gets_the_true_successors_once_per_rollout(name, monkeypatch, recoun
 
     def value_tells_the_observation(self, obs):
         first, _ = forward(self, obs)
-        return first, obs[..., 0] * 100 + obs[..., 1] * 10 + obs[..., 2] + 0 * self.critic(obs).squeeze(-1)
+        value = as_played(self, obs) @ torch.tensor([100.0, 10.0, 1.0])
+        return first, value + 0 * self.critic(obs).squeeze(-1)
 
     monkeypatch.setattr(module, "compute_gae", recorded)
     monkeypatch.setattr(module.ActorCritic, "forward", value_tells_the_observation)
@@ -201,7 +207,7 @@ def test_the_learning_rate_anneals_or_does_not(name, monkeypatch, quiet):
 def test_the_clip_anneals_or_does_not(name, monkeypatch, quiet):
     module, clips = load(name), []
     loss = module.ppo_loss
-    monkeypatch.setattr(module, "ppo_loss", lambda *args: clips.append(args[-2]) or loss(*args))
+    monkeypatch.setattr(module, "ppo_loss", lambda *args: clips.append(args[6]) or loss(*args))
     module.train(small(name, clip_eps=0.3, anneal_clip=True))
     assert clips[0] == 0.3 and clips == sorted(clips, reverse=True) and 0 < clips[-1] < 0.06
     clips.clear()
@@ -218,7 +224,7 @@ def test_the_objective_chooses_clip_penalty_or_none(name, monkeypatch, quiet):
         kls.append(torch.is_grad_enabled())
         return kl_of(*args)
 
-    monkeypatch.setattr(module, "ppo_loss", lambda *args: clips.append(args[-2]) or loss(*args))
+    monkeypatch.setattr(module, "ppo_loss", lambda *args: clips.append(args[6]) or loss(*args))
     monkeypatch.setattr(module, "kl_of", counted)
     for objective in ("clip", "penalty", "none"):
         clips.clear(), kls.clear()
@@ -256,7 +262,7 @@ def test_the_measured_kl_is_that_of_the_whole_update(name, monkeypatch, quiet):
             self.before = copy.deepcopy(agent)
 
         def report(self, **measures):
-            obs = batch[0]
+            obs = self.agent.normalize(batch[0])
             with torch.no_grad():
                 old, new = self.before(obs)[0], self.agent(obs)[0]
                 widths = [] if name == "ppo_discrete" else [self.before.log_std, self.agent.log_std]
@@ -268,6 +274,147 @@ def test_the_measured_kl_is_that_of_the_whole_update(name, monkeypatch, quiet):
     module.train(small(name, normalize_obs=False, total_steps=21, minibatch_size=21, learning_rate=0.02))
     assert seen[0][0] > 1e-5
     torch.testing.assert_close(*seen[0])
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_advantages_are_normalized_in_each_minibatch_or_not_at_all(name, monkeypatch, quiet):
+    module, estimates, batches = load(name), [], []
+    compute_gae, loss = module.compute_gae, module.ppo_loss
+    monkeypatch.setattr(module, "compute_gae", lambda *args: estimates.append(compute_gae(*args)) or estimates[-1])
+    monkeypatch.setattr(module, "ppo_loss", lambda *args: batches.append(args) or loss(*args))
+    module.train(small(name))
+    for _, _, advantage, *_ in batches:
+        assert abs(advantage.mean()) < 1e-5 and advantage.std(correction=0) == pytest.approx(1, abs=1e-3)
+    estimates.clear(), batches.clear()
+    module.train(small(name, normalize_advantage=False))
+    assert {x for batch in batches for x in batch[2].tolist()} <= {x for a in estimates for x in a.flatten().tolist()}
+    for _, _, advantage, _, old_value, return_, *_ in batches:  # G = Â + V_old, whatever becomes of Â
+        torch.testing.assert_close(return_, advantage + old_value)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_value_is_clipped_around_the_old_one_or_not_at_all(name, monkeypatch, quiet):
+    module, seen = load(name), []
+    loss = module.ppo_loss
+    monkeypatch.setattr(module, "ppo_loss", lambda *args: seen.append((args[3].detach(), args[4], args[7])) or loss(*args))
+    for value_clip in (0.0, 0.3):
+        seen.clear()
+        module.train(small(name, value_clip=value_clip, total_steps=21, minibatch_size=21))
+        value, old_value, _ = seen[0]  # nothing has been learned yet
+        torch.testing.assert_close(value, old_value)
+        assert {clip for *_, clip in seen} == {value_clip or None}
+
+
+@pytest.mark.parametrize("name", [*PPO, "actor_critic"])
+def test_the_gradient_is_shortened_to_its_greatest_length_or_left(name, monkeypatch, quiet):
+    module, norms = load(name), []
+    step = torch.optim.Adam.step
+
+    def recorded(self):
+        norms.append(float(self.param_groups[0]["params"][0].grad.norm()))
+        return step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", recorded)
+    module.train(small(name, max_grad_norm=np.inf, reward_scale=1.0))
+    free = list(norms)
+    norms.clear()
+    module.train(small(name, max_grad_norm=0.05, reward_scale=1.0))
+    assert max(free) > 0.5 and max(norms) == pytest.approx(0.05, rel=1e-3)
+    assert free[0] > norms[0] and min(norms) > 0.02  # shortened, not set to 0
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_weights_and_their_gradients_are_views_of_one_vector(name):
+    module = load(name)
+    network = module.Policy if name == "reinforce" else module.ActorCritic
+    agent = network(module.make_envs(marked(name), 1), small(name))
+    before = copy.deepcopy(agent.state_dict())
+    weights = module.as_one_vector(agent)
+    assert weights.numel() == sum(p.numel() for p in agent.parameters()) and not weights.grad.any()
+    assert all(torch.equal(before[key], value) for key, value in agent.state_dict().items())
+    first = sum((p * i).sum() for i, p in enumerate(agent.parameters()))
+    first.backward()
+    expected = torch.cat([torch.full((p.numel(),), float(i)) for i, p in enumerate(agent.parameters())])
+    assert torch.equal(weights.grad, expected)
+    with torch.no_grad():
+        weights.fill_(7)
+    assert all((p == 7).all() for p in agent.parameters())
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_rewards_are_divided_by_their_running_spread_or_not_touched(name, monkeypatch, recount, quiet):
+    module, seen = load(name), []
+    compute_gae, Normalize = module.compute_gae, module.NormalizeReward
+    made, wrapped = recount(module), []
+
+    class Recorded(Normalize):
+        def __init__(self, *args):
+            wrapped.append(self)
+            self.spreads = []
+            super().__init__(*args)
+
+        def step(self, actions):
+            answer = super().step(actions)
+            self.spreads.append(float(np.sqrt(self.return_rms.var + 1e-8)))
+            return answer
+
+    monkeypatch.setattr(module, "compute_gae", lambda *args: seen.append(args[0].clone()) or compute_gae(*args))
+    monkeypatch.setattr(module, "NormalizeReward", Recorded)
+    agent, _ = module.train(small(name, reward_scale=2.0))
+    assert not wrapped and agent.reward_stats.tolist() == pytest.approx([0, 1, 1e-4])
+    seen.clear()
+    agent, _ = module.train(small(name, reward_scale=2.0, normalize_reward=True, gamma=0.9))
+    assert wrapped[0].gamma == 0.9
+    for row, (_, reward, _, _, over) in zip(torch.cat(seen), made[1].rows):
+        spread, real = wrapped[0].spreads.pop(0), ~np.array(over)
+        np.testing.assert_allclose(row.numpy()[real], 2 * reward[real] / spread, rtol=1e-4)
+    # The discounted returns, summed by hand as gymnasium's wrapper defines them.
+    sums, totals = [], np.zeros(3)
+    for _, reward, terminated, _, over in made[1].rows:
+        real = ~np.array(over)
+        totals[real] = (0.9 * totals * ~terminated + reward)[real]
+        sums += list(totals[real])
+    assert agent.reward_stats[:2].tolist() == pytest.approx([np.mean(sums), np.var(sums)], rel=0.02, abs=0.01)
+    assert agent.reward_stats[2] == pytest.approx(len(sums))
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_running_spread_of_rewards_goes_on_from_a_checkpoint(name, tmp_path, monkeypatch, quiet):
+    module, starts = load(name), []
+    path = str(tmp_path / "kept.pt")
+    agent, _ = module.train(small(name, normalize_reward=True, save=path))
+
+    class Recorded(module.NormalizeReward):
+        def reset(self, **options):
+            starts.append([float(x) for x in (self.return_rms.mean, self.return_rms.var, self.return_rms.count)])
+            return super().reset(**options)
+
+    monkeypatch.setattr(module, "NormalizeReward", Recorded)
+    again, _ = module.train(small(name, normalize_reward=True, load=path, total_steps=800))
+    assert starts == [pytest.approx(agent.reward_stats.tolist())]
+    assert again.reward_stats[2] > agent.reward_stats[2] + 300
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_observations_are_clipped_or_not(name):
+    module = load(name)
+    far = torch.tensor([[100.0, -100.0, 0.5]])
+    for clip, expected in ((0.0, [[100.0, -100.0, 0.5]]), (10.0, [[10.0, -10.0, 0.5]])):
+        config = small(name, obs_clip=clip)
+        agent = module.ActorCritic(module.make_envs(config.env_id, 1), config)
+        torch.testing.assert_close(agent.normalize(far), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_activation_and_adams_epsilon_are_what_was_asked_for(name, monkeypatch, quiet):
+    module, epsilons = load(name), []
+    adam = torch.optim.Adam
+    monkeypatch.setattr(torch.optim, "Adam", lambda *args, **how: epsilons.append(how["eps"]) or adam(*args, **how))
+    for activation, layer, other in (("tanh", torch.nn.Tanh, torch.nn.ReLU), ("relu", torch.nn.ReLU, torch.nn.Tanh)):
+        agent, _ = module.train(small(name, activation=activation, adam_eps=0.25, total_steps=20))
+        layers = [type(layer) for layer in agent.modules()]
+        assert layer in layers and other not in layers
+    assert epsilons == [0.25, 0.25]
 
 
 def test_continuous_actions_are_learned_unclipped_and_played_within_bounds(monkeypatch, recount, quiet):
@@ -324,7 +471,7 @@ def test_the_entropy_bonus_widens_the_policy_or_is_off(name, monkeypatch, quiet)
 
     monkeypatch.setattr(module, "entropy_of", recorded)
     # A policy that is far from uniform, so that there is entropy to gain.
-    monkeypatch.setattr(module, "mlp", lambda sizes, output_gain, mlp=module.mlp: mlp(sizes, 3.0))
+    monkeypatch.setattr(module, "mlp", lambda *args, output_gain, mlp=module.mlp: mlp(*args, 3.0))
     for entropy_coef in (0.0, 10.0):
         module.train(small(name, entropy_coef=entropy_coef, total_steps=1_000))
     assert set(calls) == {10.0}  # a coefficient of 0 computes nothing

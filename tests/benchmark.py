@@ -2,13 +2,16 @@
 
     python tests/benchmark.py                              every script, seeds 200 to 219
     python tests/benchmark.py --script reinforce --seeds 200 201 202
+    python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
+    python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5 ..."
     python tests/benchmark.py --peer sb3                   the PPO scripts and SB3 in turn, seed by seed
     python tests/benchmark.py --interrupt-at 8000          every run stopped there by SIGTERM, and resumed
     python tests/benchmark.py --parallel --seeds 0 1 2     torchrun against one process, async against sync
 
-Prints Markdown tables, and writes one line for each run to a CSV beside this file. "Solved" means that
-the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). Times
-are training alone, without imports, in one torch thread; compare them by their ratio in one run. The
+Prints Markdown tables, and writes one line for each run to a CSV beside this file; what the scripts print
+meanwhile goes to a .log beside that. "Solved" means that the average of the last 20 finished training
+episodes reached 475 (CartPole) or -200 (Pendulum). After the run 1,000 fresh episodes are played on these
+two, 100 on other tasks. Times are training alone, without imports, in one torch thread; compare them by their ratio in one run. The
 settings were chosen by runs on the seeds 0 to 49, which are not among the defaults here.
 """
 
@@ -16,15 +19,17 @@ import argparse
 import contextlib
 import csv
 import importlib
-import io
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +40,8 @@ sys.path.insert(0, str(ROOT))
 import gymnasium  # noqa: E402
 import torch  # noqa: E402
 
-TASKS = {"ppo_discrete": 475, "ppo_continuous": -200, "reinforce": 475, "actor_critic": 475}
+TASKS = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1", "reinforce": "CartPole-v1", "actor_critic": "CartPole-v1"}
+SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 # SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
 ZOO_CARTPOLE = dict(
     num_envs=8, num_steps=32, minibatch_size=256, epochs=20, gamma=0.98, gae_lambda=0.8, learning_rate=0.001,
@@ -52,7 +58,7 @@ class Watch:
 
     def episode(self, env_step, score):
         self.scores.append(score)
-        if self.step is None and len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold:
+        if self.threshold is not None and self.step is None and len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold:
             self.step, self.seconds = env_step, time.perf_counter() - self.start
 
 
@@ -63,7 +69,7 @@ class Stop(Exception):
 def train_ours(name, seed, stop_when_solved=False, interrupt_at=None, **settings):
     """One run of a script, or its beginning. Returns a row of results, and the agent."""
     module = importlib.import_module(name)
-    watch = Watch(TASKS[name])
+    watch = Watch(SOLVED.get(settings.get("env_id", TASKS[name])))
 
     class Watched(module.Run):
         def __init__(self, config, agent, optimizer):
@@ -95,21 +101,36 @@ def train_ours(name, seed, stop_when_solved=False, interrupt_at=None, **settings
     return row, agent
 
 
-def measure(name, seed, interrupt_at=None):
-    """A default run, on request interrupted and resumed, and its evaluations."""
+def settings_of(name, flags):
+    """The flags of a script, a string, as the settings of its Config."""
+    types = {spec.name: spec.type for spec in fields(importlib.import_module(name).Config)}
+    words, settings = shlex.split(flags), {}
+    while words:
+        key = words.pop(0).removeprefix("--").replace("-", "_")
+        if key.startswith("no_"):
+            settings[key.removeprefix("no_")] = False
+        else:
+            settings[key] = True if types[key] is bool else types[key](words.pop(0))
+    return settings
+
+
+def measure(name, flags, seed, interrupt_at=None):
+    """A run, of the defaults but for the flags, on request interrupted and resumed, and its evaluations."""
+    settings = settings_of(name, flags)
     if interrupt_at is None:
-        row, agent = train_ours(name, seed)
+        row, agent = train_ours(name, seed, **settings)
     else:
         with tempfile.TemporaryDirectory() as folder:
             kept = str(Path(folder, "kept.pt"))
-            train_ours(name, seed, interrupt_at=interrupt_at, save=kept)
-            row, agent = train_ours(name, seed, load=kept)
-    module = importlib.import_module(name)
+            train_ours(name, seed, interrupt_at=interrupt_at, save=kept, **settings)
+            row, agent = train_ours(name, seed, load=kept, **settings)
+    env_id = settings.get("env_id", TASKS[name])
+    # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
+    episodes = 1_000 if env_id in SOLVED else 100
     for greedy in (True, False):
-        # A thousand episodes: Pendulum's scores depend so much on the start that a hundred leave an error of 9.
-        returns = module.evaluate(agent, module.Config().env_id, 1_000, greedy, seed=10_000_000 + 1_000 * seed)
+        returns = importlib.import_module(name).evaluate(agent, env_id, episodes, greedy, seed=10_000_000 + 1_000 * seed)
         row["greedy" if greedy else "sampled"] = float(returns.mean())
-    return row
+    return row | {"flags": flags}
 
 
 def train_sb3(name, seed, steps=200_000, stop_when_solved=True):
@@ -119,7 +140,7 @@ def train_sb3(name, seed, steps=200_000, stop_when_solved=True):
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    watch = Watch(TASKS[name])
+    watch = Watch(SOLVED[TASKS[name]])
 
     class Callback(BaseCallback):
         def _on_training_start(self):
@@ -182,7 +203,7 @@ def measure_parallel(seeds):
 
 def report(rows, number, of):
     row = rows[-1]
-    numbers = ", ".join(f"{key} {value:,.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in list(row.items())[2:])
+    numbers = ", ".join(f"{key} {value:,.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in list(row.items())[2:] if value != "")
     print(f"[{number}/{of}] {row['program']} seed {row['seed']}: {numbers}", file=sys.stderr, flush=True)
 
 
@@ -199,17 +220,17 @@ def count(steps):
 def learning_table(rows):
     lines = ["| script | solved | median steps to solve | worst | greedy, mean of seeds | worst seed | sampled, mean | median seconds to solve | whole run |",
              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for name in TASKS:
-        mine = [row for row in rows if row["program"] == name]
-        if mine:
-            solved = sum(row["solved_at_step"] is not None for row in mine)
+    for name, flags in dict.fromkeys((row["program"], row["flags"]) for row in rows):
+        mine = [row for row in rows if (row["program"], row["flags"]) == (name, flags)]
+        cells = ["-"] * 3
+        if settings_of(name, flags).get("env_id", TASKS[name]) in SOLVED:
             median, worst = steps_and_spread(mine, "solved_at_step")
-            seconds, _ = steps_and_spread(mine, "solved_at_second")
-            greedy, sampled = [row["greedy"] for row in mine], [row["sampled"] for row in mine]
-            lines.append(
-                f"| `{name}.py` | {solved}/{len(mine)} | {count(median)} | {count(worst)} | {np.mean(greedy):.1f} | {min(greedy):.1f} "
-                f"| {np.mean(sampled):.1f} | {seconds:.1f} | {np.median([r['steps'] for r in mine]):,.0f} steps, {np.median([r['seconds'] for r in mine]):.1f} s |"
-            )
+            cells = [f"{sum(row['solved_at_step'] is not None for row in mine)}/{len(mine)}", count(median), count(worst)]
+        greedy, sampled = [row["greedy"] for row in mine], [row["sampled"] for row in mine]
+        cells += [f"{np.mean(greedy):.1f}", f"{min(greedy):.1f}", f"{np.mean(sampled):.1f}"]
+        cells.append(f"{steps_and_spread(mine, 'solved_at_second')[0]:.1f}" if cells[0] != "-" else "-")
+        cells.append(f"{np.median([r['steps'] for r in mine]):,.0f} steps, {np.median([r['seconds'] for r in mine]):,.1f} s")
+        lines.append(f"| `{name}.py{' ' * bool(flags)}{flags}` | {' | '.join(cells)} |")
     return lines
 
 
@@ -247,6 +268,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", nargs="+", choices=TASKS, default=list(TASKS), help="which scripts (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(200, 220)), help="default: 200 to 219")
+    parser.add_argument("--flags", nargs="+", default=[""], help="settings of the scripts, each string a variant to measure")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
     parser.add_argument("--parallel", action="store_true", help="measure torchrun and --vectorization async instead")
     parser.add_argument("--interrupt-at", type=int, metavar="STEP", help="stop each run there by SIGTERM, and resume it")
@@ -261,7 +283,7 @@ def main():
     for name in options.script:
         for seed in options.seeds:
             if not options.peer:
-                jobs.append(lambda name=name, seed=seed: measure(name, seed, options.interrupt_at))
+                jobs += [partial(measure, name, flags, seed, options.interrupt_at) for flags in options.flags]
             elif name.startswith("ppo"):
                 jobs.append(lambda name=name, seed=seed: train_ours(name, seed, stop_when_solved=True)[0])
                 jobs.append(lambda name=name, seed=seed: train_sb3(name, seed))
@@ -272,7 +294,7 @@ def main():
 
     rows = []
     for number, job in enumerate(jobs, 1):
-        with contextlib.redirect_stdout(io.StringIO()):
+        with output.with_suffix(".log").open("a" if rows else "w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
             rows.append(job())
         report(rows, number, len(jobs))
         with output.open("w", newline="") as file:

@@ -448,8 +448,9 @@ class Run:
     def restore(self):
         """Takes over the weights, the optimizer, the counts and the random state of --load's checkpoint."""
         path, checkpoint = self.config.load, read_checkpoint(self.config.load)
-        for name in ("env_id", "hidden_layers", "hidden_size", "activation"):
-            saved, wanted, flag = checkpoint["config"][name], getattr(self.config, name), name.replace("_", "-")
+        for name in ("env_id", "hidden_layers", "hidden_size", "activation", "obs_clip"):
+            saved, wanted = checkpoint["config"].get(name), getattr(self.config, name, None)
+            flag = name.replace("_", "-")
             if saved != wanted:
                 raise UsageError(f"--{flag} {wanted}: {path} was saved with --{flag} {saved}")
         try:

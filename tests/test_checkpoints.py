@@ -334,6 +334,8 @@ def test_a_checkpoint_of_another_script_environment_or_shape_is_named(name, chec
         ("--env-id", env_id, marked(name)),
         ("--hidden-size", "7", str(small(name).hidden_size)),
         ("--hidden-layers", "3", str(small(name).hidden_layers)),
+        ("--activation", *(("tanh", "relu") if name == "ppo_continuous" else ("relu", "tanh"))),
+        *([("--obs-clip", "5.0", "0.0")] if name in PPO else []),
     ):
         status, _, err = run_main(load(name), monkeypatch, capsys, "--load", path, flag, wanted)
         assert status == 2 and err.count("\n") == 1 and f"{flag} {wanted}" in err and f"{flag} {saved}" in err

@@ -16,7 +16,8 @@ changes nothing on average, since it does not depend on a, and takes away noise:
 much better a is than usual ([1] Sec. 13.4). r_t + γ V(s_{t+1}) estimates Q(s_t, a_t), so that the TD
 error δ_t estimates the same advantage with V alone ([1] Sec. 13.5).
 The error of Q is that of SARSA ([1] Eq. 6.7): a_{t+1} is what π plays in s_{t+1}. γ discounts the future; H
-is the entropy; c_v and c_e are weights. No gradient flows through the targets r_t + ..., nor through ψ_t.
+is the entropy; c_v and c_e are weights. No gradient flows through the targets r_t + ..., nor through ψ_t. In
+each update ψ_t is shifted and scaled to mean 0 and variance 1 (--no-normalize-psi leaves it as above).
 
 Run:  python actor_critic.py        (--help lists every setting)
 See:  the average score of 20 episodes passes 475 after about 31,000 steps, in seconds; at the end the
@@ -73,6 +74,7 @@ class Config:
     reward_scale: float = setting(0.05, "learn from the rewards times this number", 1e-9, 1e9)
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
     critic: str = setting("td", "what ψ_t is", choices=("td", "q", "advantage"))
+    normalize_psi: bool = setting(True, "in each update shift and scale ψ_t to mean 0, variance 1")
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.01, "c_e, weight of the entropy bonus", 0.0, 1e6)
     max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length; inf: never", 1e-6, math.inf)
@@ -258,11 +260,16 @@ def train(config):
             q = agent.q_value(obs_seq, action_seq)  # (T+1, N)
             squared_error = squared_error + td_error(reward, q[:-1], q[1:], terminated, config.gamma).square()
         psi = delta if config.critic == "td" else q[:-1] if config.critic == "q" else (q - v)[:-1]
+        psi = psi.detach()[valid]  # (T, N) -> (B,), without the reset steps
+        if config.normalize_psi:
+            # The mean is a baseline, without which Q, alike in all states, would praise every action; the
+            # spread makes steps as long late as early. correction=0: one step has no spread, and gets 0.
+            psi = (psi - psi.mean()) / (psi.std(correction=0) + 1e-8)
         logits = agent(obs_seq[:-1])  # (T, N, n_actions)
         log_prob, entropy = log_prob_of(action, logits), entropy_of(logits)
 
         # Update: one gradient step, from all but the reset steps.
-        loss = actor_critic_loss(log_prob[valid], psi[valid], squared_error[valid], entropy[valid], config)
+        loss = actor_critic_loss(log_prob[valid], psi, squared_error[valid], entropy[valid], config)
         weights.grad.zero_()
         loss.backward()
         average([weights.grad])  # over processes, if there are more

@@ -131,7 +131,7 @@ class ActorCritic(nn.Module):
                 "for Box actions use ppo_continuous.py"
             )
         self.first_action = int(action_space.start)  # Discrete actions need not count from 0
-        # Buffers, to be saved with the weights: β of the KL penalty, and what NormalizeReward has learned.
+        # Buffers are saved with the weights: β of the KL penalty, and the scale of --normalize-reward.
         self.beta = nn.Buffer(torch.ones(()))
         self.reward_stats = nn.Buffer(torch.tensor([0.0, 1.0, 1e-4]))  # mean, variance, count
         # Used for its running mean and variance of the observations, which are saved with the weights.
@@ -277,8 +277,8 @@ def train(config):
     run = Run(config, agent, optimizer)  # counts, prints, saves; with --load it has begun already
     if config.normalize_reward:
         envs = NormalizeReward(envs, config.gamma)
-        scale = envs.return_rms
-        scale.mean, scale.var, scale.count = (np.float64(number) for number in agent.reward_stats.tolist())
+        scale = envs.return_rms  # its running mean, variance and count
+        scale.mean, scale.var, scale.count = agent.reward_stats.tolist()
 
     obs, _ = envs.reset(seed=run.seed)  # seeded only here: again, and all episodes would start alike
     done = np.zeros(N, bool)

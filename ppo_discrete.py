@@ -260,6 +260,17 @@ def adapt_beta(beta, kl, target_kl):
     return beta
 
 
+@torch.no_grad()
+def change_of_policy(agent, rollout, clip_eps):
+    """What an update did to π, over its rollout: the KL, the share of ratios beyond the clip, the entropy, β."""
+    obs, action, old_log_prob, old_logits, *_ = rollout
+    logits, _ = agent(obs)
+    ratio = (log_prob_of(action, logits) - old_log_prob).exp()
+    kl, clipped = kl_of(old_logits, logits).mean(), ((ratio - 1).abs() > clip_eps).float().mean()
+    average([kl])  # over processes: β must stay the same in all
+    return {"kl": kl, "clipped": clipped, "entropy": entropy_of(logits).mean(), "beta": agent.beta}
+
+
 def train(config):
     """Trains an agent; returns it and its history, (env_step, episode_return) for each episode.
 
@@ -343,21 +354,14 @@ def train(config):
         if not grad_norm.isfinite():
             raise UsageError(f"--learning-rate {config.learning_rate}: training diverged; lower it")
 
-        # How far the update moved the policy, to be watched in the printed lines. The penalty follows it.
-        obs_b, action_b, old_log_prob_b, old_logits_b, *_ = rollout
-        with torch.no_grad():
-            logits, _ = agent(obs_b)
-            kl = kl_of(old_logits_b, logits).mean()
-            ratio = (log_prob_of(action_b, logits) - old_log_prob_b).exp()
-            clipped, entropy = ((ratio - 1).abs() > config.clip_eps).float().mean(), entropy_of(logits).mean()
-            average([kl])
-            if config.objective == "penalty":
-                agent.beta.fill_(adapt_beta(agent.beta, kl, config.target_kl)).clamp_(1e-4, 1e4)  # 0 would stay 0
+        if config.objective == "penalty":
+            kl = change_of_policy(agent, rollout, config.clip_eps)["kl"]
+            agent.beta.fill_(adapt_beta(agent.beta, kl, config.target_kl)).clamp_(1e-4, 1e4)  # 0 would stay 0
         if config.normalize_obs:  # only now: the estimates and the update saw what the policy saw
             agent.update_obs_stats(raw_obs[:-1][valid])
         if config.normalize_reward:
             agent.reward_stats.copy_(torch.tensor([scale.mean, scale.var, scale.count]))
-        run.report(kl=kl, clipped=clipped, entropy=entropy, beta=agent.beta)
+        run.report(lambda: change_of_policy(agent, rollout, config.clip_eps))
     envs.close()
     return agent, run.history
 
@@ -400,7 +404,7 @@ class RefuseNaN(gym.vector.VectorWrapper):
         return self.finite(obs), self.finite(reward), *rest
 
     def finite(self, numbers):
-        if not np.isfinite(numbers).all():
+        if not math.isfinite(numbers.sum()):  # a sum is finite if all its terms are, and takes half the time
             raise UsageError("--env-id: the environment returned NaN or infinity, not finite numbers")
         return numbers
 
@@ -484,8 +488,11 @@ class Run:
         self.interrupted = True
         signal.signal(number, self.handlers.pop(number))
 
-    def report(self, **measures):
-        """After each rollout: at every twentieth of the run, or if interrupted, prints (the measures too) and saves."""
+    def report(self, measure=dict):
+        """After each rollout: at every twentieth of the run, or if interrupted, prints and saves.
+
+        measure() is called for each printed line; it returns further numbers to print, by name.
+        """
         state = torch.tensor([self.env_step, self.interrupted], dtype=torch.float64)
         average([state])  # processes end together
         self.env_step, stop, total = int(state[0]), bool(state[1] > 0), self.config.total_steps
@@ -499,7 +506,7 @@ class Run:
                 f"{5 * parts:3d}%  step {self.env_step:,}  episode {len(self.history):,}  "
                 f"average score of the last 20 episodes: {mean}  "
                 f"({speed:,.0f} steps/s, {max(total - self.env_step, 0) / speed:,.0f} s left)",
-                *(f" {name} {float(value):.2g}" for name, value in measures.items()),
+                *(f" {name} {float(value):.2g}" for name, value in measure().items()),
                 flush=True,
             )
             if self.config.save and self.rank == 0:

@@ -76,10 +76,10 @@ def train_ours(name, seed, stop_when_solved=False, interrupt_at=None, **settings
             super().__init__(config, agent, optimizer)
             watch.start = self.start
 
-        def report(self, **measures):
+        def report(self, *measure):
             if interrupt_at is not None and self.env_step >= interrupt_at:
                 os.kill(os.getpid(), signal.SIGTERM)
-            super().report(**measures)
+            super().report(*measure)
             for step, score in self.history[len(watch.scores) :]:
                 watch.episode(step, score)
             watch.total = self.env_step

@@ -170,8 +170,8 @@ def steps_to_solve(module, config, threshold):
     """Environment steps until 20 training episodes average the threshold, or None; stops there."""
 
     class Stop(module.Run):
-        def report(self, **measures):
-            super().report(**measures)
+        def report(self, *measure):
+            super().report(*measure)
             scores = [score for _, score in self.history]
             for i in range(20, len(scores) + 1):
                 if np.mean(scores[i - 20 : i]) >= threshold:

@@ -218,7 +218,7 @@ def test_sigkill_during_a_save_leaves_a_whole_checkpoint(name, checkpoints, tmp_
     settings = {"load": str(checkpoints[name]), "total_steps": 10**6}
 
     class SavesAllTheTime(module.Run):
-        def report(self, **measures):
+        def report(self, *measure):
             self.agent.register_buffer("ballast", torch.zeros(5_000_000))  # so that writing takes most of the time
             while True:
                 self.save()

@@ -244,9 +244,9 @@ def test_the_penalty_holds_the_policy_and_nothing_does_not(name, monkeypatch, qu
     module, measured = load(name), {}
 
     class Run(module.Run):
-        def report(self, **measures):
-            measured.setdefault(objective, []).append(float(measures["kl"]))
-            super().report(**measures)
+        def report(self, measure):
+            measured.setdefault(objective, []).append(float(measure()["kl"]))
+            super().report(measure)
 
     monkeypatch.setattr(module, "Run", Run)
     for objective in ("penalty", "none"):
@@ -266,14 +266,14 @@ def test_the_measured_kl_is_that_of_the_whole_update(name, monkeypatch, quiet):
             super().__init__(config, agent, optimizer)
             self.before = copy.deepcopy(agent)
 
-        def report(self, **measures):
+        def report(self, measure):
             obs = self.agent.normalize(batch[0])
             with torch.no_grad():
                 old, new = self.before(obs)[0], self.agent(obs)[0]
                 widths = [] if name == "ppo_discrete" else [self.before.log_std, self.agent.log_std]
                 arguments = (old, new) if name == "ppo_discrete" else (old, widths[0], new, widths[1])
-                seen.append((measures["kl"], module.kl_of(*arguments).mean()))
-            super().report(**measures)
+                seen.append((measure()["kl"], module.kl_of(*arguments).mean()))
+            super().report(measure)
 
     monkeypatch.setattr(module, "Run", Run)
     module.train(small(name, normalize_obs=False, total_steps=21, minibatch_size=21, learning_rate=0.02))

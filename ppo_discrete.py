@@ -327,14 +327,14 @@ def train(config):
 
         # Update: several passes over the rollout, in shuffled minibatches.
         for _ in range(config.epochs):
-            order = torch.randperm(len(rollout[0]))
-            for batch in zip(*(x[order].tensor_split(num_minibatches) for x in rollout)):
-                obs_b, action_b, old_log_prob_b, old_logits_b, old_value_b, advantage_b = batch
+            for index in torch.randperm(len(rollout[0])).tensor_split(num_minibatches):
+                obs_b, action_b, old_log_prob_b, old_logits_b, old_value_b, advantage_b = (x[index] for x in rollout)
                 return_b = old_value_b + advantage_b
                 if config.normalize_advantage:
                     # To a spread of 1, whatever the rewards' size. With correction=0 a minibatch of one
                     # step, which has no spread, gets advantage 0 instead of NaN.
-                    advantage_b = (advantage_b - advantage_b.mean()) / (advantage_b.std(correction=0) + 1e-8)
+                    adv_std, adv_mean = torch.std_mean(advantage_b, correction=0)
+                    advantage_b = (advantage_b - adv_mean) / (adv_std + 1e-8)
                 logits, value = agent(obs_b)
                 log_prob = log_prob_of(action_b, logits)
                 loss = ppo_loss(

@@ -288,7 +288,7 @@ def main():
                 jobs.append(lambda name=name, seed=seed: train_ours(name, seed, stop_when_solved=True)[0])
                 jobs.append(lambda name=name, seed=seed: train_sb3(name, seed))
     if options.peer and "ppo_discrete" in options.script:
-        for seed in options.seeds[:5]:
+        for seed in options.seeds:
             jobs.append(lambda seed=seed: train_ours("ppo_discrete", seed, total_steps=30_000, **ZOO_CARTPOLE)[0] | {"program": "same settings, ours"})
             jobs.append(lambda seed=seed: train_sb3("ppo_discrete", seed, 30_000, stop_when_solved=False) | {"program": "same settings, sb3"})
 

@@ -72,7 +72,7 @@ class Config:
     minibatch_size: int = setting(125, "environment steps per gradient step", 2, 10**9)
     learning_rate: float = setting(1e-3, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
-    adam_eps: float = setting(1e-5, "ε of Adam, which keeps its steps small where gradients are tiny", 1e-12, 1.0)
+    adam_eps: float = setting(1e-5, "ε of Adam, without which tiny gradients make full steps", 1e-12, 1.0)
     normalize_obs: bool = setting(False, "shift and scale observations to mean 0, variance 1")
     obs_clip: float = setting(0.0, "then clip them to ± this; 0: do not", 0.0, 1e9)
     reward_scale: float = setting(0.05, "learn from the rewards times this number", 1e-9, 1e9)
@@ -624,7 +624,7 @@ def main():
         description=__doc__,
         usage=argparse.SUPPRESS,  # so that a mistake costs one line
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40, width=120),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=52, width=140),
     )
     flags = []
     for spec in fields(Config):

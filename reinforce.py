@@ -62,7 +62,7 @@ class Config:
     learning_rate: float = setting(1e-2, "step size of Adam", 1e-8, 1.0)
     anneal_lr: bool = setting(True, "let the learning rate fall linearly to 0")
     gamma: float = setting(0.99, "γ, discount of future rewards", 0.0, 1.0)
-    adam_eps: float = setting(1e-5, "ε of Adam, which keeps its steps small where gradients are tiny", 1e-12, 1.0)
+    adam_eps: float = setting(1e-5, "ε of Adam, without which tiny gradients make full steps", 1e-12, 1.0)
     normalize_obs: bool = setting(True, "shift and scale observations to mean 0, variance 1")
     hidden_layers: int = setting(1, "hidden layers of the network", 0, 100)
     hidden_size: int = setting(64, "units of each hidden layer", 1, 10**5)
@@ -500,7 +500,7 @@ def main():
         description=__doc__,
         usage=argparse.SUPPRESS,  # so that a mistake costs one line
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40, width=120),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=52, width=140),
     )
     flags = []
     for spec in fields(Config):

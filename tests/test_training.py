@@ -17,7 +17,8 @@ def small(name, **settings):
 
 def as_played(agent, obs):
     """Undoes the normalization of MarkedEnv's observations, which are whole numbers."""
-    return (obs * (agent.obs_norm.running_var + 1e-5).sqrt() + agent.obs_norm.running_mean).round()
+    shift = agent.normalize(torch.zeros(3))
+    return ((obs - shift) * (agent.obs_norm.running_var + 1e-5).sqrt()).round()
 
 
 def record_passes(module, monkeypatch):

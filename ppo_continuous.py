@@ -236,13 +236,11 @@ def kl_of(old_mean, old_log_std, mean, log_std):
     return 0.5 * (variance_ratio + z.square() - 1 - variance_ratio.log()).sum(-1)
 
 
-def ppo_loss(
-    log_prob, old_log_prob, advantage, value, old_value, return_, clip_eps=None, value_clip=None, value_coef=0.5
-):
+def ppo_loss(log_prob, old_log_prob, advantage, value, old_value, return_, clip_eps, value_clip, value_coef):
     """The loss to minimise, without entropy and KL (arXiv:1707.06347, Eq. 7 and 9). All tensors (B,).
 
     clip_eps None clips nothing, which is Eq. 6: then nothing keeps the policy from moving too far.
-    value_clip does to V what clip_eps does to π: no gain from moving further than that from V_old.
+    value_clip, or None, does to V what clip_eps does to π: no gain from moving further than that from V_old.
     """
     assert log_prob.shape == old_log_prob.shape == advantage.shape
     assert log_prob.shape == value.shape == old_value.shape == return_.shape
@@ -307,7 +305,6 @@ def train(config):
         clip_eps = None
         if config.objective == "clip":
             clip_eps = config.clip_eps * (remaining if config.anneal_clip else 1.0)
-        value_clip = config.value_clip or None
 
         # Collect: play T steps with the current policy.
         buffer.obs[0] = obs
@@ -347,7 +344,7 @@ def train(config):
                 log_prob = log_prob_of(action_b, mean, agent.log_std)
                 loss = ppo_loss(
                     log_prob, old_log_prob_b, advantage_b, value, old_value_b, return_b,
-                    clip_eps, value_clip, config.value_coef,
+                    clip_eps, config.value_clip or None, config.value_coef,
                 )  # fmt: skip
                 if config.entropy_coef > 0:
                     loss = loss - config.entropy_coef * entropy_of(agent.log_std)

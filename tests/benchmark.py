@@ -11,8 +11,8 @@
 Prints Markdown tables, and writes one line for each run to a CSV beside this file; what the scripts print
 meanwhile goes to a .log beside that. "Solved" means that the average of the last 20 finished training
 episodes reached 475 (CartPole) or -200 (Pendulum). After the run 1,000 fresh episodes are played on these
-two, 100 on other tasks. Times are training alone, without imports, in one torch thread; compare them by their ratio in one run. The
-settings were chosen by runs on the seeds 0 to 89, which are not among the defaults here.
+two, 100 on other tasks. Times are training alone, without imports, in one torch thread; compare them by
+their ratio in one run. The settings were chosen by runs on the seeds 0 to 89.
 """
 
 import argparse
@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 import gymnasium  # noqa: E402
 import torch  # noqa: E402
 
-TASKS = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1", "reinforce": "CartPole-v1", "actor_critic": "CartPole-v1"}
+SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 # SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
 ZOO_CARTPOLE = dict(
@@ -66,10 +66,15 @@ class Stop(Exception):
     pass
 
 
+def task_of(name, settings):
+    """The environment that a script trains on with these settings."""
+    return importlib.import_module(name).Config(**settings).env_id
+
+
 def train_ours(name, seed, stop_when_solved=False, interrupt_at=None, **settings):
     """One run of a script, or its beginning. Returns a row of results, and the agent."""
     module = importlib.import_module(name)
-    watch = Watch(SOLVED.get(settings.get("env_id", TASKS[name])))
+    watch = Watch(SOLVED.get(task_of(name, settings)))
 
     class Watched(module.Run):
         def __init__(self, config, agent, optimizer):
@@ -124,7 +129,7 @@ def measure(name, flags, seed, interrupt_at=None):
             kept = str(Path(folder, "kept.pt"))
             train_ours(name, seed, interrupt_at=interrupt_at, save=kept, **settings)
             row, agent = train_ours(name, seed, load=kept, **settings)
-    env_id = settings.get("env_id", TASKS[name])
+    env_id = task_of(name, settings)
     # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
     episodes = 1_000 if env_id in SOLVED else 100
     for greedy in (True, False):
@@ -140,7 +145,7 @@ def train_sb3(name, seed, steps=200_000, stop_when_solved=True):
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    watch = Watch(SOLVED[TASKS[name]])
+    watch = Watch(SOLVED[task_of(name, {})])
 
     class Callback(BaseCallback):
         def _on_training_start(self):
@@ -223,7 +228,7 @@ def learning_table(rows):
     for name, flags in dict.fromkeys((row["program"], row["flags"]) for row in rows):
         mine = [row for row in rows if (row["program"], row["flags"]) == (name, flags)]
         cells = ["-"] * 3
-        if settings_of(name, flags).get("env_id", TASKS[name]) in SOLVED:
+        if task_of(name, settings_of(name, flags)) in SOLVED:
             median, worst = steps_and_spread(mine, "solved_at_step")
             cells = [f"{sum(row['solved_at_step'] is not None for row in mine)}/{len(mine)}", count(median), count(worst)]
         greedy, sampled = [row["greedy"] for row in mine], [row["sampled"] for row in mine]
@@ -266,7 +271,7 @@ def processor():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--script", nargs="+", choices=TASKS, default=list(TASKS), help="which scripts (default: all)")
+    parser.add_argument("--script", nargs="+", choices=SCRIPTS, default=SCRIPTS, help="which scripts (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(300, 320)), help="default: 300 to 319")
     parser.add_argument("--flags", nargs="+", default=[""], help="settings of the scripts, each string a variant to measure")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
@@ -264,12 +263,21 @@ def test_the_harder_tasks_run_as_the_readme_says(env_id, monkeypatch, capsys):
     assert status is None and "100%" in out and out.count("2 fresh episodes") == 2
 
 
-def test_every_readme_command_runs(tmp_path):
+def readme_groups():
+    """README's other command lines, those together that need each other's file."""
+    lines = [line for line in readme_commands() if line.startswith(("python ", "torchrun ")) and "tests" not in line]
+    lines = [line for line in lines if "--nnodes" not in line and not any(env_id in line for env_id in HARDER)]
+    together = [line for line in lines if "cartpole.pt" in line]
+    assert len(together) >= 3 and len(lines) >= 9
+    return [together, *([line] for line in lines if line not in together)]
+
+
+@pytest.mark.parametrize("lines", readme_groups(), ids=lambda lines: lines[0])
+def test_every_readme_command_runs(lines, tmp_path):
     """With fewer steps; but installing, testing and measuring, which CI and the benchmark do."""
     for name in SCRIPTS:
         shutil.copy(ROOT / f"{name}.py", tmp_path)
-
-    def run(line):
+    for line in lines:
         words = shlex.split(line, comments=True)
         steps = words.index("--total-steps") + 1 if "--total-steps" in words else None
         if steps is None and "--help" not in words:
@@ -279,14 +287,6 @@ def test_every_readme_command_runs(tmp_path):
         words[0:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "torch.distributed.run"]
         result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
         assert result.returncode == 0, (line, result.stderr)
-
-    lines = [line for line in readme_commands() if line.startswith(("python ", "torchrun ")) and "tests" not in line]
-    lines = [line for line in lines if "--nnodes" not in line and not any(env_id in line for env_id in HARDER)]
-    in_order = [line for line in lines if "cartpole.pt" in line]  # these need each other's file
-    with ThreadPoolExecutor(2) as pool:
-        keeping = pool.submit(lambda: [run(line) for line in in_order])
-        others = [pool.submit(run, line) for line in lines if line not in in_order]
-    assert len(keeping.result()) >= 3 and len([job.result() for job in others]) >= 6
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -88,7 +88,7 @@ class Config:
     value_coef: float = setting(0.5, "c_v, weight of the critic's loss", 0.0, 1e6)
     entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus", 0.0, 1e6)
     max_grad_norm: float = setting(1.0, "a longer gradient is scaled down to this length; inf: never", 1e-6, math.inf)
-    init_log_std: float = setting(0.0, "log σ of the policy at first", -10.0, 10.0)
+    init_log_std: float = setting(0.5, "log σ of the policy at first", -10.0, 10.0)
     hidden_layers: int = setting(2, "hidden layers of each network", 0, 100)
     hidden_size: int = setting(128, "units of each hidden layer", 1, 10**5)
     activation: str = setting("relu", "between the layers", choices=("tanh", "relu"))

@@ -19,8 +19,8 @@ tells how far π has moved from π_old; the weight β adapts to it. --objective 
 The policy is a Gaussian: a network gives its mean; its width σ is learned, the same in all states.
 
 Run:  python ppo_continuous.py        (--help lists every setting)
-See:  the average score of 20 episodes passes -200 after about 17,500 steps, in seconds; at the end
-      the greedy policy scores about -150 (median and mean of 20 seeds)
+See:  the average score of 20 episodes passes -200 after about 16,000 steps, in seconds; at the end
+      the greedy policy scores about -149 (median and mean of 20 seeds)
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, High-Dimensional Continuous Control Using Generalized Advantage

@@ -241,6 +241,7 @@ def ppo_loss(log_prob, old_log_prob, advantage, value, old_value, return_, clip_
 
     clip_eps None clips nothing, which is Eq. 6: then nothing keeps the policy from moving too far.
     value_clip, or None, does to V what clip_eps does to π: no gain from moving further than that from V_old.
+    It made neither CartPole nor Pendulum better, so it is off by default.
     """
     assert log_prob.shape == old_log_prob.shape == advantage.shape
     assert log_prob.shape == value.shape == old_value.shape == return_.shape

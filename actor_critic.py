@@ -117,7 +117,7 @@ class ActorCritic(nn.Module):
                 "for Box actions use ppo_continuous.py"
             )
         self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
-        # Used for its running mean and variance of the observations, which are saved with the weights.
+        # Used for its running variance of the observations, which is saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.

@@ -134,7 +134,7 @@ class ActorCritic(nn.Module):
         # Buffers are saved with the weights: β of the KL penalty, and the scale of --normalize-reward.
         self.beta = nn.Buffer(torch.ones(()))
         self.reward_stats = nn.Buffer(torch.tensor([0.0, 1.0, 1e-4]))  # mean, variance, count
-        # Used for its running mean and variance of the observations, which are saved with the weights.
+        # Used for its running variance of the observations, which is saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         self.obs_clip = config.obs_clip
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers

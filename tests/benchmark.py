@@ -274,7 +274,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", nargs="+", choices=SCRIPTS, default=SCRIPTS, help="which scripts (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(300, 320)), help="default: 300 to 319")
-    parser.add_argument("--flags", nargs="+", type=str.strip, default=[""], help="settings of the scripts, each string a variant to measure; a single word needs a space before it, as ' --no-anneal-lr', not to be taken for an option of the benchmark")
+    parser.add_argument("--flags", nargs="+", type=str.strip, default=[""],
+                        help="settings of the scripts, each string a variant to measure; a single word needs a space "
+                        "before it, as ' --no-anneal-lr', not to be taken for an option of the benchmark")  # fmt: skip
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
     parser.add_argument("--parallel", action="store_true", help="measure torchrun and --vectorization async instead")
     parser.add_argument("--interrupt-at", type=int, metavar="STEP", help="stop each run there by SIGTERM, and resume it")

@@ -83,10 +83,11 @@ def mlp(sizes, activation, output_gain):
     """A network (..., sizes[0]) -> (..., sizes[-1]), with tanh or relu between its linear layers."""
     layers = []
     for size_in, size_out in zip(sizes[:-1], sizes[1:]):
-        layers += [nn.Linear(size_in, size_out), nn.Tanh() if activation == "tanh" else nn.ReLU()]
-        nn.init.zeros_(layers[-2].bias)
-        nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))  # √2 keeps a signal's size through the layers
-    nn.init.orthogonal_(layers[-2].weight, output_gain)
+        linear = nn.Linear(size_in, size_out)
+        nn.init.orthogonal_(linear.weight, math.sqrt(2))  # √2 keeps a signal's size through the layers
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh() if activation == "tanh" else nn.ReLU()]
+    nn.init.orthogonal_(linear.weight, output_gain)
     return nn.Sequential(*layers[:-1])  # nothing follows the output
 
 

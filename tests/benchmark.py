@@ -182,14 +182,15 @@ def measure_parallel(seeds):
     alone = ("ppo_continuous.py",)
     both = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *alone)
     # One gradient step in an epoch of a long rollout: the processes rarely wait for each other.
-    large = ("--num-envs", "16", "--num-steps", "1000", "--minibatch-size", "16000")
+    large = ("--num-envs", "16", "--num-steps", "2000", "--minibatch-size", "32000")
     humanoid = ("--env-id", "Humanoid-v5", "--num-envs", "8", "--num-steps", "250", "--epochs", "2",
                 "--minibatch-size", "500", "--normalize-obs")  # fmt: skip
     torchrun = "one process, `torchrun` with two"
     lines = ["| what | flags | steps/s | steps/s | ratio, median (all) |", "|---|---|---|---|---|"]
     for what, flags, *cases in (  # a case: the command, its steps, flags of its own
         (torchrun, (), (alone, 60_000), (both, 120_000)),
-        (torchrun, large, (alone, 160_000), (both, 320_000)),
+        (torchrun, large, (alone, 256_000), (both, 512_000)),
+        (torchrun, humanoid, (alone, 20_000), (both, 40_000)),
         ("`sync`, `async`", humanoid, (alone, 20_000, "--vectorization", "sync"), (alone, 20_000, "--vectorization", "async")),
     ):
         pairs = []

@@ -41,10 +41,22 @@ def test_the_tail_is_the_same_in_all_four():
     assert len(tails) == 1 and len(tails.pop()) > 3_000
 
 
-def test_the_two_ppo_scripts_share_gae_loss_and_loop():
-    for part in ("def compute_gae", "def ppo_loss"):
-        bodies = {source(name).split(part)[1].split("\n\n\n")[0] for name in PPO}
-        assert len(bodies) == 1, part
+DISCRETE = [name for name in SCRIPTS if name != "ppo_continuous"]
+CRITICS = ["ppo_discrete", "actor_critic"]
+
+
+@pytest.mark.parametrize(
+    "part, scripts",
+    [(part, SCRIPTS) for part in ("setting", "mlp", "update_obs_stats", "add")]
+    + [(part, PPO) for part in ("compute_gae", "ppo_loss", "adapt_beta")]
+    + [("to_env", DISCRETE), ("log_prob_of", CRITICS), ("entropy_of", CRITICS)],
+)
+def test_what_scripts_share_is_the_same_text_in_each(part, scripts):
+    texts = set()
+    for name in scripts:
+        (node,) = (n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef) and n.name == part)
+        texts.add(ast.get_source_segment(source(name), node))
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

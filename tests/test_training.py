@@ -36,6 +36,26 @@ def record_passes(module, monkeypatch):
     return passes
 
 
+@pytest.mark.parametrize("activation, kind", [("tanh", torch.nn.Tanh), ("relu", torch.nn.ReLU)])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_weights_are_orthogonal_and_small_at_the_output(name, activation, kind):
+    net = load(name).mlp([8, 6, 4, 2], activation, output_gain=0.01)
+    assert [type(layer) for layer in net] == [torch.nn.Linear, kind, torch.nn.Linear, kind, torch.nn.Linear]
+    for layer, gain in zip(net[::2], (2**0.5, 2**0.5, 0.01)):
+        gram = layer.weight @ layer.weight.T
+        torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)), rtol=1e-5, atol=1e-5 * gain**2)
+        assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_policy_is_nearly_uniform_at_first_and_the_critic_is_not_flat(name, quiet):
+    agent, _ = load(name).train(small(name, total_steps=0))
+    obs = torch.randn(100, 3)
+    assert agent.policy(obs).abs().max() < 0.1
+    critics = [getattr(agent, critic) for critic in ("critic", "v_critic") if hasattr(agent, critic)]
+    assert all(critic(obs).std() > 0.1 for critic in critics)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_counts_and_scores_agree_with_a_recount(name, recount, quiet):
     module = load(name)

@@ -117,7 +117,7 @@ class ActorCritic(nn.Module):
                 f"--env-id {config.env_id}: this script needs Discrete actions, not {action_space}; "
                 "for Box actions use ppo_continuous.py"
             )
-        self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
+        self.first_action = int(action_space.start)  # Discrete actions need not count from 0
         # Used for its running variance of the observations, which is saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
@@ -244,7 +244,7 @@ def train(config):
         for t in range(T):
             action = agent.act(obs)
             obs, reward, terminated, truncated, info = envs.step(agent.to_env(action))
-            valid = ~done  # the step after an episode's end only resets: it ignores the action
+            valid = ~done  # the step after an episode's end only resets; it ignores the action
             # Scaled, so that V(s) stays near the size that the critic starts with: it learns sooner.
             buffer.add(t, action.cpu(), obs, config.reward_scale * reward, terminated, truncated, valid)
             run.env_step += run.processes * int(valid.sum())

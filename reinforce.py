@@ -103,7 +103,7 @@ class Policy(nn.Module):
                 f"--env-id {config.env_id}: this script needs Discrete actions, not {action_space}; "
                 "for Box actions use ppo_continuous.py"
             )
-        self.first_action = int(action_space.start)  # Discrete actions may count from another number than 0
+        self.first_action = int(action_space.start)  # Discrete actions need not count from 0
         # Used for its running variance of the observations, which is saved with the weights.
         self.obs_norm = nn.BatchNorm1d(obs_dim, affine=False, momentum=None)
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
@@ -180,7 +180,7 @@ def standardize(returns, valid):
 
     The mean b_t over the episodes is a baseline, where one that is over counts as G_t = 0. What the
     others got does not depend on this one's action a_t, so that subtracting it takes away noise and leaves
-    the expected gradient; that the own G_t is in the mean only makes the gradient (N-1)/N as long. The
+    the expected gradient; that its own G_t is in the mean only makes the gradient (N-1)/N as long. The
     spread σ of the differences makes the step's size independent of the rewards' scale.
     """
     returns = returns * valid

@@ -236,8 +236,8 @@ def set_up(config):
 
 def make_envs(env_id, num_envs, render_mode=None, video=""):
     """Copies of an environment that step together and report each finished episode in info."""
-    envs = gym.make_vec(env_id, num_envs, render_mode=render_mode,
-                        vectorization_mode="sync" if render_mode else None)  # None: the fastest
+    how = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    envs = gym.make_vec(env_id, num_envs, **how)
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete) or space.start:
         raise ValueError(f"needs Discrete actions from 0, not {space}; Box: ppo_continuous.py")
@@ -318,7 +318,8 @@ def main():
         parser.error(str(error))
     except KeyboardInterrupt:
         parser.exit(130)
-    sys.exit(agent.status)
+    if agent.status:
+        sys.exit(agent.status)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
     goes_on = ~(terminated | truncated)
     advantage = torch.zeros_like(value)  # row T, behind the last step, stays 0
     for t in reversed(range(len(reward))):
-        advantage[t] = delta[t] + gamma * gae_lambda * goes_on[t] * advantage[t + 1]
+        advantage[t] = delta[t] + gamma * gae_lambda * (goes_on[t] * advantage[t + 1])
     return advantage[:-1]
 
 
@@ -215,8 +215,8 @@ def train(config, run=None):
                 for mb in torch.randperm(len(b_obs)).chunk(config.num_minibatches):
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)  # no NaN for B = 1
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
-                    mb_old_pi = Normal(old_pi.mean[mb], old_pi.stddev[mb], False)
-                    mb_old_pi = Independent(mb_old_pi, 1, False)  # sums log-probabilities
+                    mb_old_pi = Independent(  # the 1 sums the log-probabilities of an action
+                        Normal(old_pi.mean[mb], old_pi.stddev[mb], False), 1, False)
                     pi, value = agent(b_obs[mb])
                     loss = ppo_loss(pi, mb_old_pi, value, b_action[mb], mb_advantage, b_return[mb],
                                     agent.beta, config)
@@ -277,8 +277,8 @@ def set_up(config):
 
 def make_envs(env_id, num_envs, render_mode=None, video=""):
     """Copies of an environment that step together and report each finished episode in info."""
-    envs = gym.make_vec(env_id, num_envs, render_mode=render_mode,
-                        vectorization_mode="sync" if render_mode else None)  # None: the fastest
+    how = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    envs = gym.make_vec(env_id, num_envs, **how)
     space = envs.single_action_space
     if not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
         raise ValueError(f"needs bounded Box actions, not {space}; Discrete: ppo_discrete.py")
@@ -368,7 +368,8 @@ def main():
         parser.error(str(error))
     except KeyboardInterrupt:
         parser.exit(130)
-    sys.exit(agent.status)
+    if agent.status:
+        sys.exit(agent.status)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
     goes_on = ~(terminated | truncated)
     advantage = torch.zeros_like(value)  # row T, behind the last step, stays 0
     for t in reversed(range(len(reward))):
-        advantage[t] = delta[t] + gamma * gae_lambda * goes_on[t] * advantage[t + 1]
+        advantage[t] = delta[t] + gamma * gae_lambda * (goes_on[t] * advantage[t + 1])
     return advantage[:-1]
 
 
@@ -272,8 +272,8 @@ def set_up(config):
 
 def make_envs(env_id, num_envs, render_mode=None, video=""):
     """Copies of an environment that step together and report each finished episode in info."""
-    envs = gym.make_vec(env_id, num_envs, render_mode=render_mode,
-                        vectorization_mode="sync" if render_mode else None)  # None: the fastest
+    how = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    envs = gym.make_vec(env_id, num_envs, **how)
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete) or space.start:
         raise ValueError(f"needs Discrete actions from 0, not {space}; Box: ppo_continuous.py")
@@ -360,7 +360,8 @@ def main():
         parser.error(str(error))
     except KeyboardInterrupt:
         parser.exit(130)
-    sys.exit(agent.status)
+    if agent.status:
+        sys.exit(agent.status)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fixtures: the four scripts as modules, small environments whose truth is known, an early stop."""
+"""Fixtures: the four scripts as modules, and small environments whose truth is known."""
 
 import contextlib
 import importlib
@@ -52,8 +52,8 @@ class MarkedEnv(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
-    def __init__(self, action_space, fault=None, slow=False):
-        self.action_space, self.fault, self.slow = action_space, fault, slow
+    def __init__(self, action_space, fault=None, slow=False, endless=False):
+        self.action_space, self.fault, self.slow, self.endless = action_space, fault, slow, endless or slow
         self.episode = 0
 
     def observe(self, over=False):
@@ -63,7 +63,7 @@ class MarkedEnv(gym.Env):
         super().reset(seed=seed)
         self.episode += 1
         self.step_number = 0
-        self.length = 10**9 if self.slow else int(self.np_random.integers(1, 7))
+        self.length = 10**9 if self.endless else int(self.np_random.integers(1, 7))
         self.terminates = bool(self.np_random.integers(2))
         obs = self.observe()
         return (obs * np.nan if self.fault == "reset" else obs), {}
@@ -81,7 +81,7 @@ class MarkedEnv(gym.Env):
         return obs, reward, over and self.terminates, over and not self.terminates, {}
 
 
-DISCRETE = gym.spaces.Discrete(3, start=5)
+DISCRETE = gym.spaces.Discrete(3)
 BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 
 
@@ -98,6 +98,9 @@ for fault in ("obs", "reward", "reset"):
     register(f"NaN{fault}Box-v0", BOX, fault=fault)
 register("SlowDiscrete-v0", DISCRETE, limit=10_000, slow=True)
 register("SlowBox-v0", BOX, limit=10_000, slow=True)
+register("Endless-v0", DISCRETE, limit=None, endless=True)
+register("EndlessBox-v0", BOX, limit=None, endless=True)
+register("Start5-v0", gym.spaces.Discrete(3, start=5))
 register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
 register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
 
@@ -122,6 +125,7 @@ class Recount(gym.vector.VectorWrapper):
 
     def step(self, actions):
         obs, reward, terminated, truncated, info = super().step(actions)
+        self.env_step += self.num_envs
         self.rows.append((obs.copy(), reward.copy(), terminated.copy(), truncated.copy(), list(self.over)))
         finished = []
         for i in range(self.num_envs):
@@ -129,7 +133,6 @@ class Recount(gym.vector.VectorWrapper):
                 self.over[i], self.returns[i] = False, 0.0
                 self.starts.append(tuple(obs[i]))
                 continue
-            self.env_step += 1
             self.returns[i] += float(reward[i])
             if terminated[i] or truncated[i]:
                 self.over[i] = True
@@ -160,28 +163,3 @@ def recount(monkeypatch):
 def quiet():
     with contextlib.redirect_stdout(io.StringIO()) as out:
         yield out
-
-
-class Solved(Exception):
-    pass
-
-
-def steps_to_solve(module, config, threshold):
-    """Environment steps until 20 training episodes average the threshold, or None; stops there."""
-
-    class Stop(module.Run):
-        def report(self, *measure):
-            super().report(*measure)
-            scores = [score for _, score in self.history]
-            for i in range(20, len(scores) + 1):
-                if np.mean(scores[i - 20 : i]) >= threshold:
-                    raise Solved(self.history[i - 1][0])
-
-    original, module.Run = module.Run, Stop
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            module.train(config)
-    except Solved as solved:
-        return solved.args[0]
-    finally:
-        module.Run = original

@@ -1,0 +1,504 @@
+"""Whole runs of a few updates, against the same runs computed slowly from the equations.
+
+A script trains where episodes are short and end in both ways. Three things are recorded from outside:
+what the environments answered, which actions were played and how the minibatches were shuffled. From
+these and the first weights everything else follows. It is computed here once more, in float64, a step
+of one environment at a time and without a line of the scripts: what the observations are divided by,
+the advantages, the losses, the clipped gradients, Adam. In the end all weights have to agree.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import PPO, load, marked
+
+BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-5
+PRIOR = 1e-4  # the observation statistics begin as if they had seen that much of mean 0 and variance 1
+
+
+# ---- What is recorded while a script trains ----
+
+
+class Recorder(gym.vector.VectorWrapper):
+    """Environments that keep what they were told and what they answered."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.steps, self.resets = [], []  # a reset: how many steps came before, its seed, its observations
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        self.resets.append((len(self.steps), seed, obs.copy()))
+        return obs, info
+
+    def step(self, actions):
+        told = np.array(actions)
+        answer = super().step(actions)
+        self.steps.append((told, *(np.array(x) for x in answer[:4])))
+        return answer
+
+
+@dataclass
+class Recording:
+    config: object = None
+    envs: Recorder = None
+    first_weights: dict = None
+    agent: object = None
+    history: list = None
+    acts: list = field(default_factory=list)  # of each step: observations, actions, their log-probability
+    orders: list = field(default_factory=list)  # of each epoch: a permutation of the steps
+    draws: list = field(default_factory=list)  # of each actor-critic update: actions for every row
+
+
+def record(name, monkeypatch, **settings):
+    """Trains with the script and returns everything the slow computation needs."""
+    module, kept = load(name), Recording()
+    network = module.Policy if name == "reinforce" else module.ActorCritic
+    make_vec, act, randperm, sample = gym.make_vec, network.act, torch.randperm, torch.distributions.Categorical.sample
+
+    def kept_envs(*args, **kwargs):
+        kept.envs = Recorder(make_vec(*args, **kwargs))
+        return kept.envs
+
+    def kept_act(agent, obs, greedy=False):
+        action = act(agent, obs, greedy)
+        with torch.no_grad():
+            answer = agent(torch.tensor(obs))
+            pi = answer[0] if isinstance(answer, tuple) else answer
+            kept.acts.append((obs.copy(), action.copy(), pi.log_prob(torch.tensor(action)).numpy()))
+        return action
+
+    def kept_order(*args, **kwargs):
+        kept.orders.append(randperm(*args, **kwargs))
+        return kept.orders[-1].clone()
+
+    def kept_draw(pi, *args):
+        drawn = sample(pi, *args)
+        if drawn.ndim == 2:  # not (N,), which is an act
+            kept.draws.append(drawn.clone())
+        return drawn
+
+    monkeypatch.setattr(gym, "make_vec", kept_envs)
+    monkeypatch.setattr(network, "act", kept_act)
+    monkeypatch.setattr(torch, "randperm", kept_order)
+    monkeypatch.setattr(torch.distributions.Categorical, "sample", kept_draw)
+    kept.config = module.Config(env_id=marked(name), **settings)
+    run = module.set_up(kept.config)
+    kept.first_weights = {key: x.detach().double().clone() for key, x in run[1].named_parameters()}
+    kept.agent, kept.history = module.train(kept.config, run)
+    return kept
+
+
+# ---- The parts of the algorithms, in slow motion ----
+
+
+@dataclass
+class Step:
+    """One step of one environment that an agent learns from."""
+
+    t: int
+    n: int
+    obs: np.ndarray
+    action: object
+    log_prob: float  # by the policy that played it
+    reward: float  # as the agent learns from it
+    next_obs: np.ndarray
+    terminated: bool
+
+
+class Choice:
+    """A distribution over a few actions."""
+
+    def __init__(self, logits):
+        self.log_probs = [logit - torch.logsumexp(logits, 0) for logit in logits]
+
+    def log_prob(self, action):
+        return self.log_probs[int(action)]
+
+    def entropy(self):
+        return -sum(log_p.exp() * log_p for log_p in self.log_probs)
+
+    def divergence_from(self, old):
+        return sum(p.exp() * (p - q) for p, q in zip(old.log_probs, self.log_probs))
+
+
+class Gaussian:
+    """Independent normal distributions, one for each coordinate of the action."""
+
+    def __init__(self, means, log_stds):
+        self.means, self.log_stds = means, log_stds
+
+    def log_prob(self, action):
+        return sum(
+            -(((float(x) - mean) / log_std.exp()) ** 2) / 2 - log_std - math.log(2 * math.pi) / 2
+            for x, mean, log_std in zip(action, self.means, self.log_stds)
+        )
+
+    def entropy(self):
+        return sum(log_std + math.log(2 * math.pi * math.e) / 2 for log_std in self.log_stds)
+
+    def divergence_from(self, old):
+        total = 0.0
+        for mean, log_std, old_mean, old_log_std in zip(self.means, self.log_stds, old.means, old.log_stds):
+            square = (2 * old_log_std).exp() + (old_mean - mean) ** 2
+            total = total + log_std - old_log_std + square / (2 * (2 * log_std).exp()) - 0.5
+        return total
+
+
+class SlowAgent:
+    """The weights, the observations seen so far and the memory of Adam."""
+
+    def __init__(self, recording):
+        self.config, self.weights, self.seen = recording.config, {}, []
+        self.events = Counter()  # how often what the tests are about happened
+        self.gaussian = "log_std" in recording.first_weights
+        self.mean, self.square, self.updates, self.beta = {}, {}, 0, 1.0
+        for name, weight in recording.first_weights.items():
+            self.weights[name] = weight.clone().requires_grad_()
+            self.mean[name], self.square[name] = torch.zeros_like(weight), torch.zeros_like(weight)
+
+    def look(self, obs):
+        """An observation as the networks see it."""
+        x = []
+        for j, number in enumerate(obs.tolist()):
+            column = [old[j] for old in self.seen]
+            count = PRIOR + len(column)
+            mean = sum(column) / count
+            variance = (PRIOR * (1 + mean**2) + sum((old - mean) ** 2 for old in column)) / count
+            number = (number - (mean if self.gaussian else 0)) / math.sqrt(variance)
+            if self.gaussian and self.config.normalize_obs and abs(number) > 10:
+                self.events["observation clipped"] += 1
+                number = math.copysign(10, number)
+            x.append(number)
+        return torch.tensor(x, dtype=torch.float64)
+
+    def network(self, name, obs):
+        """The output of a network: linear layers, with the activation after each but the last."""
+        x, bend = self.look(obs), torch.tanh if self.config.activation == "tanh" else torch.relu
+        layers = [key.removesuffix(".weight") for key in self.weights if key.startswith(name) and "weight" in key]
+        for layer in layers:
+            x = self.weights[f"{layer}.weight"] @ x + self.weights[f"{layer}.bias"]
+            x = x if layer == layers[-1] else bend(x)
+        return x
+
+    def policy(self, obs):
+        out = self.network("policy", obs)
+        return Gaussian(out, self.weights["log_std"]) if self.gaussian else Choice(out)
+
+    def old_policy(self, obs):
+        """The same, for good: later it neither follows the weights nor lets a gradient through."""
+        out = self.network("policy", obs).detach()
+        return Gaussian(out, self.weights["log_std"].detach()) if self.gaussian else Choice(out)
+
+    def value(self, obs, critic="critic", action=0):
+        """A critic's output, as a plain number."""
+        return self.network(critic, obs)[int(action)].item()
+
+    def descend(self, loss, learning_rate, longest):
+        """A step of Adam along the gradient, which is shortened first if it is too long."""
+        grads = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
+        grads = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, self.weights.values())]
+        length = math.sqrt(sum(float((g**2).sum()) for g in grads))
+        self.events["gradient shortened" if length > longest else "gradient left"] += 1
+        self.updates += 1
+        for name, g in zip(self.weights, grads):
+            g = g * longest / length if length > longest else g
+            self.mean[name] = BETA_1 * self.mean[name] + (1 - BETA_1) * g
+            self.square[name] = BETA_2 * self.square[name] + (1 - BETA_2) * g**2
+            mean = self.mean[name] / (1 - BETA_1**self.updates)
+            square = self.square[name] / (1 - BETA_2**self.updates)
+            weight = self.weights[name] - learning_rate * mean / (square.sqrt() + ADAM_EPS)
+            self.weights[name] = weight.detach().requires_grad_()
+
+    def learn_observations(self, steps):
+        if self.config.normalize_obs:
+            self.seen += [step.obs.tolist() for step in steps]
+
+
+def rewards_to_learn_from(recording):
+    """Row t holds those of step t: scaled, and divided by the spread of discounted returns if asked for."""
+    config, N = recording.config, recording.envs.num_envs
+    total, over, mean, variance, count, rows = [0.0] * N, [False] * N, 0.0, 1.0, PRIOR, []
+    for _, _, reward, terminated, truncated in recording.envs.steps:
+        if getattr(config, "normalize_reward", False):
+            playing = [n for n in range(N) if not over[n]]
+            for n in playing:  # gymnasium's NormalizeReward forgets the past at a terminal step
+                total[n] = total[n] * config.gamma * (not terminated[n]) + reward[n]
+            news = [total[n] for n in playing]
+            if news:
+                new_mean = (count * mean + sum(news)) / (count + len(news))
+                old_part = count * (variance + (mean - new_mean) ** 2)
+                variance = (old_part + sum((x - new_mean) ** 2 for x in news)) / (count + len(news))
+                mean, count = new_mean, count + len(news)
+            over = [bool(terminated[n] or truncated[n]) for n in range(N)]
+        rows.append([getattr(config, "reward_scale", 1) * r / math.sqrt(variance + 1e-8) for r in reward.tolist()])
+    return rows
+
+
+def pieces_of_episodes(recording, agent, first, last, obs):
+    """The steps from the first to the last, cut wherever an episode ends, for each environment in turn.
+
+    The step after such an end only resets the environment, whatever action it is given: it is left out.
+    """
+    envs, rewards, pieces = recording.envs, rewards_to_learn_from(recording), []
+    just_reset = {position for position, _, _ in envs.resets}
+    for n in range(envs.num_envs):
+        piece = []
+        for t in range(first, last):
+            _, next_obs, _, terminated, truncated = envs.steps[t]
+            now = obs[n] if t == first else envs.steps[t - 1][1][n]
+            act_obs, action, log_prob = recording.acts[t]
+            np.testing.assert_array_equal(act_obs[n], now)
+            if t not in just_reset and (envs.steps[t - 1][3][n] or envs.steps[t - 1][4][n]):
+                agent.events["reset step left out"] += 1
+                continue
+            ends = terminated[n] or truncated[n]
+            agent.events["terminated" if terminated[n] else "truncated" if truncated[n] else "goes on"] += 1
+            agent.events["last row goes on"] += t == last - 1 and not ends
+            piece.append(Step(t, n, now, action[n], log_prob[n], rewards[t][n], next_obs[n], bool(terminated[n])))
+            if ends:
+                pieces.append(piece)
+                piece = []
+        pieces += [piece] if piece else []
+    return pieces
+
+
+def in_order(pieces):
+    """The steps of all pieces, by time first and then by environment: as the minibatches number them."""
+    return sorted((step for piece in pieces for step in piece), key=lambda step: (step.t, step.n))
+
+
+def rollouts(recording, agent):
+    """The pieces of each rollout of T steps, and the learning rate while they are learned from."""
+    config, (_, _, obs) = recording.config, recording.envs.resets[0]
+    for first in range(0, len(recording.envs.steps), config.num_steps):
+        last = first + config.num_steps
+        learning_rate = config.learning_rate * (1 - first * config.num_envs / config.total_steps)
+        yield pieces_of_episodes(recording, agent, first, last, obs), learning_rate
+        obs = recording.envs.steps[last - 1][1]
+
+
+def standardized(numbers):
+    mean = sum(numbers) / len(numbers)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers))
+    return [(x - mean) / (spread + 1e-8) for x in numbers]
+
+
+def scores(recording):
+    """(env_step, score) of each finished episode; every step of every environment is counted."""
+    envs, totals, over, found = recording.envs, {}, set(), []
+    starts = [position for position, seed, _ in envs.resets if seed is None]
+    for t, (_, _, reward, terminated, truncated) in enumerate(envs.steps):
+        if t in starts:  # REINFORCE starts all episodes together, and counts one of each environment
+            totals, over = {}, set()
+        for n in range(envs.num_envs):
+            if n in over:
+                over -= set() if starts else {n}
+                continue
+            totals[n] = totals.get(n, 0.0) + float(reward[n])
+            if terminated[n] or truncated[n]:
+                over.add(n)
+                found.append(((t + 1) * envs.num_envs, totals.pop(n)))
+    return found
+
+
+# ---- The algorithms, in slow motion: each yields the agent after every update ----
+
+
+def slow_ppo(recording, agent):
+    config = recording.config
+    for pieces, learning_rate in rollouts(recording, agent):
+        advantages, returns = {}, {}
+        for piece in pieces:
+            deltas = []
+            for step in piece:
+                next_value = 0.0 if step.terminated else agent.value(step.next_obs)
+                deltas.append(step.reward + config.gamma * next_value - agent.value(step.obs))
+            for i, step in enumerate(piece):
+                weights = [(config.gamma * config.gae_lambda) ** k for k in range(len(piece) - i)]
+                advantages[step.t, step.n] = sum(w * delta for w, delta in zip(weights, deltas[i:]))
+                returns[step.t, step.n] = advantages[step.t, step.n] + agent.value(step.obs)
+
+        steps = in_order(pieces)
+        old = [agent.old_policy(step.obs) for step in steps]
+        for step, pi in zip(steps, old):  # the policy before the update is the one that played
+            np.testing.assert_allclose(step.log_prob, pi.log_prob(step.action), rtol=1e-4, atol=1e-4)
+
+        size = math.ceil(len(steps) / config.num_minibatches)
+        for _ in range(config.epochs):
+            order = recording.orders.pop(0).tolist()
+            assert sorted(order) == list(range(len(steps)))
+            for minibatch in (order[i : i + size] for i in range(0, len(steps), size)):
+                mb_advantages = standardized([advantages[steps[i].t, steps[i].n] for i in minibatch])
+                losses = []
+                for i, advantage in zip(minibatch, mb_advantages):
+                    pi, value = agent.policy(steps[i].obs), agent.network("critic", steps[i].obs)[0]
+                    ratio = (pi.log_prob(steps[i].action) - old[i].log_prob(steps[i].action)).exp()
+                    if config.objective == "penalty":
+                        gain = ratio * advantage - agent.beta * pi.divergence_from(old[i])
+                    elif advantage > 0 and ratio > 1 + config.clip_eps:
+                        gain = torch.tensor((1 + config.clip_eps) * advantage)
+                        agent.events["clipped above"] += 1
+                    elif advantage < 0 and ratio < 1 - config.clip_eps:
+                        gain = torch.tensor((1 - config.clip_eps) * advantage)
+                        agent.events["clipped below"] += 1
+                    else:
+                        gain = ratio * advantage
+                        agent.events["far, but not clipped"] += abs(ratio.item() - 1) > config.clip_eps
+                    error = value - returns[steps[i].t, steps[i].n]
+                    losses.append(-gain + error**2 / 2 - config.entropy_coef * pi.entropy())
+                agent.descend(sum(losses) / len(losses), learning_rate, config.max_grad_norm)
+
+        kl = sum(agent.old_policy(step.obs).divergence_from(pi).item() for step, pi in zip(steps, old)) / len(steps)
+        if config.objective == "penalty" and kl > config.target_kl * 1.5:
+            agent.beta *= 2
+            agent.events["β doubled"] += 1
+        elif config.objective == "penalty" and kl < config.target_kl / 1.5:
+            agent.beta /= 2
+            agent.events["β halved"] += 1
+        agent.learn_observations(steps)
+        yield
+
+
+def slow_reinforce(recording, agent):
+    config, envs = recording.config, recording.envs
+    starts = [(position, obs) for position, seed, obs in envs.resets if seed is None]
+    ends = [position for position, _ in starts[1:]] + [len(envs.steps)]
+    for (first, obs), last in zip(starts, ends):
+        learning_rate = config.learning_rate * (1 - first * config.num_envs / config.total_steps)
+        pieces = pieces_of_episodes(recording, agent, first, last, obs)
+        episodes = [next(piece for piece in pieces if piece[0].n == n) for n in range(config.num_envs)]
+        returns = {}
+        for episode in episodes:
+            for i, step in enumerate(episode):
+                returns[step.t, step.n] = sum(config.gamma**k * later.reward for k, later in enumerate(episode[i:]))
+
+        differences = []
+        for step in (steps := in_order(episodes)):
+            if config.num_envs > 1:  # the baseline: who is done gets no more rewards
+                compared = [returns.get((step.t, n), 0.0) for n in range(config.num_envs)]
+            else:
+                compared = list(returns.values())
+            differences.append(returns[step.t, step.n] - sum(compared) / len(compared))
+        mean = sum(differences) / len(differences)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in differences) / len(differences)) + 1e-8
+        log_probs = [agent.policy(step.obs).log_prob(step.action) for step in steps]
+        for step, log_prob in zip(steps, log_probs):
+            np.testing.assert_allclose(step.log_prob, log_prob.detach(), rtol=1e-4, atol=1e-4)
+        loss = -sum(log_prob * x / spread for log_prob, x in zip(log_probs, differences)) / len(steps)
+        agent.descend(loss, learning_rate, math.inf)
+        agent.learn_observations(steps)
+        yield
+
+
+def slow_actor_critic(recording, agent):
+    config = recording.config
+    for pieces, learning_rate in rollouts(recording, agent):
+        drawn, steps, errors, weights = recording.draws.pop(0), in_order(pieces), [], []
+        for step in steps:
+            t = step.t % config.num_steps
+            # What π plays in the next observation. After the last step it is drawn, but not played.
+            next_action = drawn[-1][step.n] if t == config.num_steps - 1 else recording.acts[step.t + 1][1][step.n]
+            next_v, next_q = 0.0, 0.0  # after a terminal step nothing is still to come
+            if not step.terminated:
+                next_v = agent.value(step.next_obs, "v_critic")
+                next_q = agent.value(step.next_obs, "q_critic", next_action)
+            v = agent.network("v_critic", step.obs)[0]
+            q = agent.network("q_critic", step.obs)[int(step.action)]
+            v_error = step.reward + config.gamma * next_v - v
+            q_error = step.reward + config.gamma * next_q - q
+            weights.append({"td": v_error, "q": q, "advantage": q - v}[config.critic].item())
+            errors.append({"td": v_error**2, "q": q_error**2, "advantage": v_error**2 + q_error**2}[config.critic])
+        weights = standardized(weights) if config.normalize_psi else weights
+        losses = []
+        for step, weight, error in zip(steps, weights, errors):
+            pi = agent.policy(step.obs)
+            np.testing.assert_allclose(step.log_prob, pi.log_prob(step.action).detach(), rtol=1e-4, atol=1e-4)
+            losses.append(-pi.log_prob(step.action) * weight + error / 2 - config.entropy_coef * pi.entropy())
+        agent.descend(sum(losses) / len(losses), learning_rate, config.max_grad_norm)
+        agent.learn_observations(steps)
+        yield
+
+
+# ---- The comparison ----
+
+
+def differs(agent, weights):
+    """The names of all weights that are not as they have to be."""
+    trained = dict(agent.named_parameters())
+    assert set(trained) == set(weights)
+    return [
+        name
+        for name, weight in weights.items()
+        if not np.allclose(trained[name].detach(), weight.detach(), rtol=1e-4, atol=1e-5)
+    ]
+
+
+def compare(algorithm, recording):
+    """Computes the run slowly and asserts that all is the same; returns what happened, and how often."""
+    slow, trained = SlowAgent(recording), recording.agent
+    earlier = [dict(slow.weights) for _ in algorithm(recording, slow)]
+    assert not recording.orders and not recording.draws
+    assert not differs(trained, slow.weights)
+    # The comparison would notice if one update were left out, or all of them.
+    for weights in [recording.first_weights, *earlier[:-1]]:
+        assert any(name.startswith("policy") for name in differs(trained, weights))
+    count = PRIOR + len(slow.seen)
+    sums = [[sum(old[j] ** k for old in slow.seen) for j in range(3)] for k in (1, 2)]
+    np.testing.assert_allclose(trained.obs_sums[0], [count] * 3)
+    np.testing.assert_allclose(trained.obs_sums[1:], np.add(sums, [[0], [PRIOR]]))
+    assert float(getattr(trained, "beta", 1.0)) == slow.beta
+    expected = scores(recording)
+    assert [step for step, _ in recording.history] == [step for step, _ in expected]
+    np.testing.assert_allclose([x for _, x in recording.history], [x for _, x in expected], rtol=1e-4, atol=1e-5)
+    seeds = [seed for _, seed, _ in recording.envs.resets]
+    assert seeds[0] is not None and not any(seeds[1:])  # with a seed twice, all episodes would come twice
+    return slow.events
+
+
+SIZES = dict(num_envs=3, hidden_layers=2, hidden_size=5, gamma=0.9, learning_rate=0.02)
+ROLLOUTS = SIZES | dict(num_steps=7, total_steps=63, reward_scale=0.5, entropy_coef=0.1)  # three of them
+PASSES = ROLLOUTS | dict(epochs=3, num_minibatches=4, normalize_obs=True, gae_lambda=0.7, clip_eps=0.1)
+ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step left out"}
+CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
+PPO_CASES = {
+    "clip": (dict(activation="relu", max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
+    "penalty": (dict(objective="penalty", target_kl=0.01, max_grad_norm=1.0), {"β doubled", "β halved"}),
+    "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1), CLIPS | {"gradient shortened"}),
+    "plain": (dict(normalize_obs=False, max_grad_norm=math.inf, entropy_coef=0.0), CLIPS | {"gradient left"}),
+}
+
+
+@pytest.mark.parametrize("case", PPO_CASES)
+@pytest.mark.parametrize("name", PPO)
+def test_ppo_is_its_equations(name, case, monkeypatch, quiet):
+    settings, wanted = PPO_CASES[case]
+    recording = record(name, monkeypatch, **PASSES | settings)
+    if name == "ppo_continuous":  # it learns from actions as they were drawn; played are those in the range
+        low, high = np.array([-2.0, 0.0]), np.array([2.0, 10.0])
+        for (_, action, _), (told, *_) in zip(recording.acts, recording.envs.steps, strict=True):
+            np.testing.assert_allclose(told, np.clip(low + (high - low) * (action + 1) / 2, low, high), atol=1e-5)
+        wanted = wanted | ({"observation clipped"} if case != "plain" else set())
+    events = compare(slow_ppo, recording)
+    assert ENDS | wanted <= set(+events)  # else the agreement would say little
+
+
+@pytest.mark.parametrize("num_envs", [3, 1])
+def test_reinforce_is_its_equations(num_envs, monkeypatch, quiet):
+    settings = SIZES | dict(num_envs=num_envs, total_steps=20 * num_envs)
+    events = compare(slow_reinforce, record("reinforce", monkeypatch, **settings))
+    assert {"terminated", "truncated", "goes on"} <= set(+events)
+    assert num_envs == 1 or "reset step left out" in +events
+
+
+@pytest.mark.parametrize("normalize_psi", [False, True])
+@pytest.mark.parametrize("critic", ["td", "q", "advantage"])
+def test_actor_critic_is_its_equations(critic, normalize_psi, monkeypatch, quiet):
+    settings = ROLLOUTS | dict(critic=critic, normalize_psi=normalize_psi, max_grad_norm=0.4)
+    events = compare(slow_actor_critic, record("actor_critic", monkeypatch, **settings))
+    assert ENDS | {"gradient shortened"} <= set(+events)

@@ -51,7 +51,7 @@ class Config:
     num_envs: int = setting(4, "N, environments played side by side", least=1)
     num_steps: int = setting(8, "T, steps of each environment per update", least=2)
     learning_rate: float = setting(5e-3, "step size of Adam at first; it falls linearly to 0")
-    normalize_obs: bool = setting(True, "scale observations to variance 1")
+    normalize_obs: bool = setting(True, "scale observations by their standard deviation")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
     gamma: float = setting(0.99, "γ, discount of future rewards", most=1)
     critic: str = setting("td", "td, q or advantage: what ψ_t is", ("td", "q", "advantage"))
@@ -106,7 +106,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.tensor([[1e-4], [0], [1e-4]]).double().repeat(1, obs_dim))
+        self.obs_sums = nn.Buffer(torch.tensor([[4e-5], [0], [9e-5]]).double().repeat(1, obs_dim))
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
@@ -115,9 +115,10 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> π(·|obs), V (...), Q (..., n_actions)."""
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]  # at first 0 and 1
-        # Not shifted to mean 0: a mean that follows a drifting cart would hide the drift.
-        obs = (obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
+        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
+        # To standard deviation 1.5 (at 1 it learns later), and not shifted to mean 0: a mean that
+        # follows a drifting cart would hide the drift.
+        obs = (1.5 * obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
         pi = Categorical(logits=self.policy(obs), validate_args=False)
         return pi, self.v_critic(obs).squeeze(-1), self.q_critic(obs)
 
@@ -181,7 +182,8 @@ def train(config, run=None):
             q = q.gather(-1, action_seq.unsqueeze(-1)).squeeze(-1)  # (T+1, N)
             v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
             q_error = td_error(reward, q[:-1], q[1:], terminated, config.gamma)
-            squared_error = (config.critic != "q") * v_error**2 + (config.critic != "td") * q_error**2
+            use_v, use_q = config.critic != "q", config.critic != "td"
+            squared_error = use_v * v_error**2 + use_q * q_error**2
             psi = {"td": v_error, "q": q[:-1], "advantage": (q - v)[:-1]}[config.critic]
             psi = psi.detach()[valid]
             if config.normalize_psi:  # else Q, alike in all states, would praise every action
@@ -189,7 +191,7 @@ def train(config, run=None):
 
             # Update: one gradient step, from all but the steps that only reset.
             log_prob, entropy = pi.log_prob(action_seq)[:-1][valid], pi.entropy()[:-1][valid]
-            assert log_prob.shape == psi.shape == entropy.shape
+            assert log_prob.shape == psi.shape
             loss = -log_prob * psi + 0.5 * squared_error[valid] - config.entropy_coef * entropy
             descend(agent, loss.mean(), learning_rate, config.max_grad_norm)
             if config.normalize_obs:  # only now: the update saw what the policy saw

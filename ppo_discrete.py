@@ -53,7 +53,7 @@ class Config:
     epochs: int = setting(4, "passes over each rollout", least=1)
     num_minibatches: int = setting(2, "parts of a rollout, with a gradient step for each", least=1)
     learning_rate: float = setting(1e-2, "step size of Adam at first; it falls linearly to 0")
-    normalize_obs: bool = setting(True, "scale observations to variance 1")
+    normalize_obs: bool = setting(True, "scale observations by their standard deviation")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
     normalize_reward: bool = setting(False, "divide rewards by the spread of discounted returns")
     gamma: float = setting(0.995, "γ, discount of future rewards", most=1)
@@ -111,7 +111,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         obs_dim, space = envs.single_observation_space.shape[0], envs.single_action_space
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.tensor([[1e-4], [0], [1e-4]]).double().repeat(1, obs_dim))
+        self.obs_sums = nn.Buffer(torch.tensor([[4e-5], [0], [9e-5]]).double().repeat(1, obs_dim))
         self.beta = nn.Buffer(torch.ones(()))  # β of the KL penalty
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
@@ -120,9 +120,10 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> the distribution π(·|obs), V(obs) (...)."""
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]  # at first 0 and 1
-        # Not shifted to mean 0: a mean that follows a drifting cart would hide the drift.
-        obs = (obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
+        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
+        # To standard deviation 1.5 (at 1 it learns later), and not shifted to mean 0: a mean that
+        # follows a drifting cart would hide the drift.
+        obs = (1.5 * obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
         pi = Categorical(logits=self.policy(obs), validate_args=False)
         return pi, self.critic(obs).squeeze(-1)
 

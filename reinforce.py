@@ -44,7 +44,7 @@ class Config:
     total_steps: int = setting(80_000, "environment steps to train for")
     num_envs: int = setting(6, "N, environments, with an episode of each per update", least=1)
     learning_rate: float = setting(1e-2, "step size of Adam at first; it falls linearly to 0")
-    normalize_obs: bool = setting(True, "scale observations to variance 1")
+    normalize_obs: bool = setting(True, "scale observations by their standard deviation")
     gamma: float = setting(0.995, "γ, discount of future rewards", most=1)
     hidden_layers: int = setting(1, "hidden layers of the network")
     hidden_size: int = setting(64, "units of each hidden layer", least=1)
@@ -94,16 +94,17 @@ class Policy(nn.Module):
         super().__init__()
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.tensor([[1e-4], [0], [1e-4]]).double().repeat(1, obs_dim))
+        self.obs_sums = nn.Buffer(torch.tensor([[4e-5], [0], [9e-5]]).double().repeat(1, obs_dim))
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> the distribution π(·|obs)."""
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]  # at first 0 and 1
-        # Not shifted to mean 0: a mean that follows a drifting cart would hide the drift.
-        obs = (obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
+        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
+        # To standard deviation 1.5 (at 1 it learns later), and not shifted to mean 0: a mean that
+        # follows a drifting cart would hide the drift.
+        obs = (1.5 * obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
         return Categorical(logits=self.policy(obs), validate_args=False)
 
     @torch.no_grad()
@@ -115,7 +116,7 @@ class Policy(nn.Module):
 
 def compute_returns(reward, gamma):
     """Returns G_t = r_t + γ G_{t+1} (T, N) of one episode a column; reward (T, N) is 0 after it."""
-    return_ = torch.zeros(len(reward) + 1, *reward.shape[1:])  # row T, behind the last step, stays 0
+    return_ = torch.zeros(len(reward) + 1, *reward.shape[1:])  # row T, behind the end, stays 0
     for t in reversed(range(len(reward))):
         return_[t] = reward[t] + gamma * return_[t + 1]
     return return_[:-1]
@@ -146,7 +147,7 @@ def train(config, run=None):
             # Collect: play one episode in each environment with the current policy.
             obs, _ = envs.reset()
             rollout, playing = [], np.ones(config.num_envs, bool)
-            while playing.any():
+            while playing.any() and len(rollout) < 10_000:  # no episode goes on for ever
                 if not np.isfinite(obs).all():
                     raise FloatingPointError("the environment's observation is not finite")
                 action = agent.act(obs)
@@ -191,8 +192,6 @@ def set_up(config):
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.manual_seed(config.seed)
     envs = make_envs(config.env_id, config.num_envs)
-    if not envs.spec.max_episode_steps:
-        raise ValueError(f"--env-id {config.env_id}: REINFORCE needs episodes with a time limit")
     agent, env_step, history = Policy(envs, config).to(config.device), 0, []
     agent.status = 0
     # The weights are one vector, of which each layer has a part: one operation moves them all.

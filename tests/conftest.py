@@ -105,6 +105,25 @@ register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
 register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
 
 
+class DictEnv(gym.Env):
+    """Observes a dictionary, and has no render_mode: as simple as a user's first environment may be."""
+
+    observation_space = gym.spaces.Dict(
+        place=gym.spaces.Box(-1, 1, (2,), np.float32), light=gym.spaces.Discrete(3)
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), float(action), bool(self.np_random.random() < 0.1), False, {}
+
+
+gym.register("DictObs-v0", DictEnv, max_episode_steps=20)
+
+
 def marked(name):
     return "MarkedBox-v0" if name == "ppo_continuous" else "MarkedDiscrete-v0"
 

@@ -1,12 +1,12 @@
-"""What a user meets: the command line, its mistakes, the notebook, the README."""
+"""What a user meets: the files, the command line, its mistakes, the README."""
 
 import ast
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import fields
 
 import numpy as np
@@ -14,76 +14,92 @@ import pytest
 from conftest import PPO, ROOT, SCRIPTS, load, marked, run_main
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
+DISCRETE = [name for name in SCRIPTS if name != "ppo_continuous"]
 
 
 def source(name):
     return (ROOT / f"{name}.py").read_text(encoding="utf-8")
 
 
-def command(name, *arguments):
-    return subprocess.run(
-        [sys.executable, f"{name}.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
+def command(name, *arguments, **how):
+    return subprocess.run([sys.executable, f"{name}.py", *arguments], cwd=ROOT, capture_output=True, timeout=200, **how)
+
+
+# ---- The files ----
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_needs_nothing_but_its_three_libraries(name):
-    for node in ast.walk(ast.parse(source(name))):
+def test_a_script_needs_nothing_but_its_three_libraries_and_stays_short(name):
+    text = source(name)
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             for top in (n.split(".")[0] for n in names):
-                assert top in ALLOWED or top in sys.stdlib_module_names
-                assert top not in SCRIPTS
-
-
-def test_the_tail_is_the_same_in_all_four():
-    tails = {source(name)[source(name).index("# ---- From here on") :] for name in SCRIPTS}
-    assert len(tails) == 1 and len(tails.pop()) > 3_000
-
-
-DISCRETE = [name for name in SCRIPTS if name != "ppo_continuous"]
-CRITICS = ["ppo_discrete", "actor_critic"]
+                assert (top in ALLOWED or top in sys.stdlib_module_names) and top not in SCRIPTS
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= {"ppo_discrete": 370, "ppo_continuous": 380}.get(name, 330)
 
 
 @pytest.mark.parametrize(
     "part, scripts",
-    [(part, SCRIPTS) for part in ("setting", "mlp", "update_obs_stats", "add")]
-    + [(part, PPO) for part in ("compute_gae", "ppo_loss", "adapt_beta")]
-    + [("to_env", DISCRETE), ("log_prob_of", CRITICS), ("entropy_of", CRITICS)],
+    [(part, SCRIPTS) for part in ("setting", "mlp", "__init__", "evaluate")]
+    + [(part, PPO) for part in ("compute_gae", "ppo_loss", "descend", "save", "set_up", "main")]
+    + [(part, ["reinforce", "actor_critic"]) for part in ("descend", "save", "main")]
+    + [("make_envs", DISCRETE)],
 )
 def test_what_scripts_share_is_the_same_text_in_each(part, scripts):
     texts = set()
     for name in scripts:
-        (node,) = (n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef) and n.name == part)
+        nodes = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef) and n.name == part]
+        (node,) = [n for n in nodes if part != "__init__" or "given" in ast.unparse(n.args)]
         texts.add(ast.get_source_segment(source(name), node))
     assert len(texts) == 1
+
+
+def test_requirements_are_pinned():
+    lines = (ROOT / "requirements.txt").read_text().split()
+    assert [re.split(r"[=\[]", line)[0] for line in lines] == ["torch", "gymnasium", "numpy"]
+    assert all(re.fullmatch(r"[a-z]+(\[[a-z-]+\])?==[\d.]+", line) for line in lines)
+
+
+# ---- The command line ----
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_command_line_trains_prints_and_evaluates(name, monkeypatch, capsys):
     flags = ["--env-id", marked(name), "--total-steps", "2000", "--seed", "3"]
-    flags += ["--num-steps", "20", "--minibatch-size", "20"] if name in PPO else []
+    flags += ["--num-steps", "20", "--num-minibatches", "5"] if name in PPO else []
     status, out, err = run_main(load(name), monkeypatch, capsys, *flags)
     assert status is None and err == ""
     lines = out.splitlines()
     progress = [line for line in lines if "average score of the last 20" in line]
     assert 5 <= len(progress) <= 21
-    assert re.match(r" *\d+%  step [\d,]+  episode [\d,]+  average score of the last 20 episodes: -?\d+\.\d", progress[-1])
-    assert progress[-1].startswith("100%") and " 0 s left)" in progress[-1]
-    assert (" kl " in progress[-1] and " beta 1" in progress[-1]) == (name in PPO)
-    assert lines[-2].startswith("greedy") and lines[-1].startswith("sampled")
-    assert "nan" not in out
+    assert re.match(r"step [\d,]+  episode [\d,]+  average score of the last 20 episodes: -?\d+\.\d", progress[-1])
+    assert int(progress[-1].split()[1].replace(",", "")) >= 2_000
+    assert (" kl " in progress[-1]) == (name in PPO) and " entropy " in progress[-1]
+    assert lines[-2].startswith("greedy") and lines[-1].startswith("sampled") and "nan" not in lines[-1]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_help_tells_every_setting_and_default_in_a_line(name, monkeypatch, capsys):
+def test_help_tells_every_setting_and_default(name, monkeypatch, capsys):
     module = load(name)
+    monkeypatch.setenv("COLUMNS", "200")
     status, out, _ = run_main(module, monkeypatch, capsys, "--help")
     assert status == 0
     for field in fields(module.Config):
         flag = "--" + field.name.replace("_", "-")
-        assert re.search(rf"^ +{flag}[ ,].*\(default: {re.escape(str(field.default) or 'none')}\)$", out, re.M), flag
+        about = rf"^ +{flag}[ ,].*\n?.*\(default: {re.escape(str(field.default or 'none'))}\)$"
+        assert re.search(about, out, re.M), flag
     assert {"env_id", "total_steps", "num_envs", "seed", "device"} <= {field.name for field in fields(module.Config)}
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_output_survives_terminals_without_greek_letters(encoding):
+    how = {"env": os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "200"}}
+    assert b"--gamma" in command("ppo_discrete", "--help", **how).stdout
+    worked = command("ppo_discrete", "--total-steps", "500", **how)
+    assert worked.returncode == 0 and worked.stderr == b"" and b"greedy" in worked.stdout
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -93,18 +109,17 @@ def test_flags_set_the_config(name, monkeypatch, capsys):
     class Seen(Exception):
         pass
 
-    def train(config):
+    def set_up(config):
         seen.append(config)
         raise Seen
 
-    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module, "set_up", set_up)
     for arguments, expected in [
         ([], module.Config()),
-        (["--gamma", "0.5", "--no-anneal-lr"], module.Config(gamma=0.5, anneal_lr=False)),
-        (["--anneal-lr", "--seed=12"], module.Config(seed=12)),
+        (["--gamma", "0.5", "--no-normalize-obs"], module.Config(gamma=0.5, normalize_obs=False)),
+        (["--normalize-obs", "--seed=12"], module.Config(seed=12, normalize_obs=True)),
     ]:
-        with pytest.raises(Seen):
-            run_main(module, monkeypatch, capsys, *arguments)
+        run_main(module, monkeypatch, capsys, *arguments)
         assert seen.pop() == expected
 
 
@@ -112,92 +127,68 @@ COMMON = [
     ("--env-id", "Nonsense-v0", "Nonsense"),
     ("--env-id", "CartPole-v99", "v99"),
     ("--env-id", "no_such_module:CartPole-v1", "no_such_module"),
-    ("--env-id", "", "--env-id"),
-    ("--env-id", "FrozenLake-v1", "flat Box"),
-    ("--env-id", "CarRacing-v3", "--env-id"),
+    ("--env-id", "", ""),
     ("--env-id", "MultiDiscrete-v0", "MultiDiscrete"),
-    ("--total-steps", "-1", "between 0 and"),
-    ("--total-steps", "1000000000001", "between 0 and"),
+    ("--total-steps", "-1", "int from 0 to"),
     ("--total-steps", "1e5", "invalid int"),
-    ("--num-envs", "0", "between 1 and"),
+    ("--num-envs", "0", "int from 1 to"),
     ("--num-envs", "2.5", "invalid int"),
-    ("--num-envs", "many", "invalid int"),
-    ("--learning-rate", "0", "between"),
-    ("--learning-rate", "-0.1", "between"),
-    ("--learning-rate", "nan", "between"),
-    ("--learning-rate", "inf", "between"),
-    ("--gamma", "1.01", "between 0.0 and 1.0"),
-    ("--gamma", "-0.1", "between 0.0 and 1.0"),
-    ("--gamma", "nan", "between 0.0 and 1.0"),
-    ("--hidden-size", "0", "between"),
-    ("--activation", "gelu", "one of tanh, relu"),
-    ("--adam-eps", "0", "between"),
-    ("--hidden-layers", "-1", "between"),
-    ("--seed", "-1", "between 0 and"),
-    ("--device", "cuda:99", "--device cuda:99"),
-    ("--device", "toaster", "--device toaster"),
-    ("--device", "meta", "--device meta"),
-    ("--gama", "0.9", "did you mean --gamma?"),
-    ("--gam", "0.9", "did you mean --gamma?"),
-    ("--total-step", "9", "did you mean --total-steps?"),
-    ("--lr", "0.1", "--help shows all"),
-    ("--no-anneal-rl", "", "did you mean --no-anneal-lr?"),
-    ("--zzz", "", "--help shows all"),
-    ("stray", "argument", "--help shows all"),
-    ("--anneal-lr=yes", "", "--anneal-lr"),
-    ("--seed", "2147483648", "between 0 and"),
-    ("--vectorization", "parallel", "one of auto, sync, async"),
-    ("--save", "/no/such/folder/kept.pt", "make it"),
-    ("--save", "/", "cannot be a folder"),
-    ("--save", "README.md", "--load README.md to go on"),
+    ("--learning-rate", "-0.1", "float from 0 to"),
+    ("--learning-rate", "nan", "float from 0 to"),
+    ("--gamma", "1.01", "float from 0 to 1"),
+    ("--gamma", "-0.1", "float from 0 to 1"),
+    ("--hidden-size", "0", "int from 1 to"),
+    ("--hidden-layers", "-1", "int from 0 to"),
+    ("--activation", "gelu", "tanh"),
+    ("--seed", "-1", "int from 0 to"),
+    ("--device", "cuda:99", ""),
+    ("--device", "toaster", "toaster"),
+    ("--gama", "0.9", "--gama"),
+    ("--gam", "0.9", "--gam"),
+    ("stray", "argument", "stray argument"),
     ("--load", "no-such-file.pt", "No such file"),
     ("--load", "tests", "Is a directory"),
-    ("--load", "README.md", "damaged, or not a file that --save wrote"),
-    ("--video", "tests", "choose a new folder"),
-    ("--video", "README.md", "--video"),
+    ("--load", "README.md", "not a file that --save wrote"),
+    ("--video", "README.md", "exists"),
 ]
 ROLLOUT = [
-    ("--num-steps", "0", "between 2 and"),
-    ("--num-steps", "1", "between 2 and"),
-    ("--value-coef", "-1", "between"),
-    ("--entropy-coef", "nan", "between"),
-    ("--max-grad-norm", "0", "between"),
-    ("--max-grad-norm", "nan", "between"),
-    ("--reward-scale", "-1", "between"),
+    ("--num-steps", "1", "int from 2 to"),
+    ("--entropy-coef", "nan", "float from 0 to"),
+    ("--max-grad-norm", "-1", "float from 0 to"),
+    ("--reward-scale", "-1", "float from 0 to"),
 ]
 ONLY_PPO = [
-    ("--minibatch-size", "1000000", "at most the steps of a rollout"),
-    ("--minibatch-size", "1", "between 2 and"),
-    ("--epochs", "0", "between 1 and"),
-    ("--gae-lambda", "1.5", "between 0.0 and 1.0"),
-    ("--gae-lambda", "-1", "between 0.0 and 1.0"),
-    ("--clip-eps", "-0.2", "between"),
-    ("--value-clip", "-0.2", "between"),
-    ("--obs-clip", "-10", "between"),
-    ("--objective", "Clip", "one of clip, penalty, none"),
-    ("--target-kl", "0", "between"),
+    ("--num-minibatches", "0", "int from 1 to"),
+    ("--epochs", "0", "int from 1 to"),
+    ("--gae-lambda", "1.5", "float from 0 to 1"),
+    ("--clip-eps", "-0.2", "float from 0 to"),
+    ("--objective", "Clip", "penalty"),
+    ("--target-kl", "-1", "float from 0 to"),
 ]
+WRONG_ACTIONS = [("--env-id", "Pendulum-v1", "ppo_continuous.py"), ("--env-id", "Start5-v0", "from 0")]
 OF = {
-    "ppo_discrete": ROLLOUT + ONLY_PPO + [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
-    "ppo_continuous": ROLLOUT
-    + ONLY_PPO
-    + [("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--env-id", "Unbounded-v0", "bounded"), ("--init-log-std", "99", "between")],
-    "actor_critic": ROLLOUT + [("--critic", "v", "one of td, q, advantage"), ("--env-id", "Pendulum-v1", "ppo_continuous.py")],
-    "reinforce": [("--env-id", "Pendulum-v1", "ppo_continuous.py")],
+    "ppo_discrete": ROLLOUT + ONLY_PPO + WRONG_ACTIONS,
+    "ppo_continuous": ROLLOUT + ONLY_PPO + [
+        ("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--env-id", "Unbounded-v0", "bounded"), ("--init-log-std", "nan", "float"),
+    ],
+    "actor_critic": ROLLOUT + [("--critic", "v", "advantage")] + WRONG_ACTIONS,
+    "reinforce": WRONG_ACTIONS,
 }
-MISTAKES = [(name, *mistake) for name in SCRIPTS for mistake in COMMON + OF[name]]
 
 
-@pytest.mark.parametrize("name, flag, value, remedy", MISTAKES)
-def test_a_mistake_costs_one_line_and_status_2(name, flag, value, remedy, monkeypatch, capsys):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_mistake_costs_one_line_and_status_2(name, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    status, out, err = run_main(load(name), monkeypatch, capsys, flag, *[value] * bool(value or flag == "--env-id"))
-    assert status == 2 and out == ""
-    assert err.count("\n") == 1 and remedy in err and flag.split("=")[0] in err
+    for flag, value, remedy in COMMON + OF[name]:
+        status, out, err = run_main(load(name), monkeypatch, capsys, flag, value)
+        assert status == 2 and out == "", (flag, value, out, err)
+        assert err.count("\n") == 1 and remedy in err, (flag, value, err)
 
 
-def test_there_are_many_mistakes():
-    assert len({mistake[1:] for mistake in MISTAKES}) >= 60
+@pytest.mark.parametrize("name", [*PPO, "actor_critic"])
+def test_a_diverged_run_costs_one_line_and_status_2(name, monkeypatch, capsys):
+    status, _, err = run_main(load(name), monkeypatch, capsys, "--learning-rate", "1e30")
+    assert status == 2 and err.count("\n") == 1 and "--learning-rate" in err
 
 
 @pytest.mark.parametrize("fault", ["obs", "reward", "reset"])
@@ -205,44 +196,49 @@ def test_there_are_many_mistakes():
 def test_nan_from_the_environment_stops_the_run(name, fault, monkeypatch, capsys):
     env_id = f"NaN{fault}{'Box' if name == 'ppo_continuous' else 'Discrete'}-v0"
     status, _, err = run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
-    (error,) = [line for line in err.splitlines() if line.startswith(f"{name}.py: error")]
-    assert status == 2 and "--env-id" in error and "NaN" in error and "Traceback" not in err
+    assert status == 2 and "not finite" in err and "Traceback" not in err
+    assert sum(line.startswith(f"{name}.py: error") for line in err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_divergence_stops_the_run(name, monkeypatch, capsys):
+def test_an_error_inside_training_keeps_its_traceback(name, monkeypatch):
     module = load(name)
-    loss_name = next(n for n in dir(module) if n.endswith("_loss"))
-    loss = getattr(module, loss_name)
-    monkeypatch.setattr(module, loss_name, lambda *args: loss(*args) * float("nan"))
-    status, _, err = run_main(module, monkeypatch, capsys, "--total-steps", "3000")
-    assert status == 2 and err.count("\n") == 1 and "--learning-rate" in err
+    monkeypatch.setattr(module, "descend", lambda *args: 1 / 0)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--total-steps", "1000"])
+    with pytest.raises(ZeroDivisionError):
+        module.main()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_wrong_settings_in_python_raise_value_error(name):
     module = load(name)
-    for wrong in ({"gamma": 2}, {"num_envs": 2.5}, {"env_id": 7}, {"anneal_lr": "yes"}, {"seed": None}):
-        with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "-")):
+    for wrong in ({"gamma": 2}, {"num_envs": 2.5}, {"normalize_obs": "yes"}, {"activation": "gelu"}, {"gama": 0.9}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "[-_]")):
             module.Config(**wrong)
-    assert module.Config(gamma=1, num_envs=np.int64(4)).num_envs == 4
+    config = module.Config(gamma=1, num_envs=np.int64(4), hidden_layers=0)
+    assert type(config.num_envs) is int and type(config.gamma) is float  # so that checkpoints hold plain values
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_in_a_notebook_the_kernels_arguments_are_not_ours(name, monkeypatch, capsys):
     module, seen = load(name), []
     monkeypatch.delattr(module, "__file__")  # as in a cell
-    monkeypatch.setattr(module, "train", lambda config: seen.append(config) or (None, []))
-    monkeypatch.setattr(module, "evaluate", lambda *args, **kwargs: np.zeros(1))
-    status, _, err = run_main(module, monkeypatch, capsys, "-f", "/tmp/kernel-1.json")
-    assert status is None and err == "" and seen == [module.Config()]
+    monkeypatch.setattr(module, "set_up", lambda config: seen.append(config) or 1 / 0)
+    run_main(module, monkeypatch, capsys, "-f", "/tmp/kernel-1.json")
+    assert seen == [module.Config()]
 
 
-def test_as_a_real_command():
-    failed = command("reinforce", "--num-envs", "0")
-    assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and failed.stdout == ""
-    worked = command("ppo_discrete", "--total-steps", "1000")
-    assert worked.returncode == 0 and worked.stderr == "" and "greedy" in worked.stdout
+@pytest.mark.parametrize("name", DISCRETE)
+def test_observations_that_are_no_flat_vectors_are_flattened(name, quiet):
+    module = load(name)
+    sizes = {} if name == "reinforce" else {"num_steps": 10}
+    for env_id, obs_dim in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("DictObs-v0", 5)):
+        agent, history = module.train(module.Config(env_id=env_id, total_steps=400, **sizes))
+        assert history and agent.obs_sums.shape == (3, obs_dim)
+        assert module.evaluate(agent, env_id, episodes=4).shape == (4,)
+
+
+# ---- README ----
 
 
 def readme_commands():
@@ -271,8 +267,8 @@ def test_the_harder_tasks_run_as_the_readme_says(env_id, monkeypatch, capsys):
     module = load(script.removesuffix(".py"))
     evaluate = module.evaluate
     monkeypatch.setattr(module, "evaluate", lambda *args, **options: evaluate(*args, episodes=2, **options))
-    status, out, err = run_main(module, monkeypatch, capsys, *flags, "--total-steps", "2000")
-    assert status is None and "100%" in out and out.count("2 fresh episodes") == 2
+    status, out, err = run_main(module, monkeypatch, capsys, *flags, "--total-steps", "4096")
+    assert status is None and "step 4,096" in out and out.count("evaluation") == 2
 
 
 def readme_groups():
@@ -299,18 +295,3 @@ def test_every_readme_command_runs(lines, tmp_path):
         words[0:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "torch.distributed.run"]
         result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
         assert result.returncode == 0, (line, result.stderr)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_inline_metadata_equals_the_requirements(name):
-    """As in the reference implementation of PEP 723, which `uv run` follows."""
-    block = re.search(r"(?m)^# /// script\n((?:^#(?: .*)?\n)+?)^# ///$", source(name)).group(1)
-    metadata = tomllib.loads("".join(line[2:] + "\n" for line in block.splitlines()))
-    assert metadata["dependencies"] == (ROOT / "requirements.txt").read_text().split()
-    assert metadata["requires-python"] == ">=3.11"
-
-
-def test_requirements_are_pinned():
-    lines = (ROOT / "requirements.txt").read_text().split()
-    assert [re.split(r"[=\[]", line)[0] for line in lines] == ["torch", "gymnasium", "numpy"]
-    assert all(re.fullmatch(r"[a-z]+(\[[a-z-]+\])?==[\d.]+", line) for line in lines)

@@ -125,6 +125,8 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
+        if not (np.abs(obs) < 1e38).all():
+            raise FloatingPointError("the environment's observation is not finite")
         pi, _, _ = self(torch.as_tensor(obs, dtype=torch.float32, device=self.obs_sums.device))
         return (pi.mode if greedy else pi.sample()).cpu().numpy()
 
@@ -162,8 +164,6 @@ def train(config, run=None):
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
             for t in range(T):
-                if not np.isfinite(obs).all():
-                    raise FloatingPointError("the environment's observation is not finite")
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 buffer.action[t], buffer.obs[t + 1] = action, obs
@@ -227,7 +227,8 @@ def set_up(config):
     if config.load:
         checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
         agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
-        env_step, history = checkpoint["env_step"], checkpoint["history"]
+        env_step, history = int(checkpoint["env_step"]), [
+            (int(step), float(score)) for step, score in checkpoint["history"]]
     if config.save:  # Does it work? Only what was loaded may be overwritten.
         open(config.save, "ab" if config.save == config.load else "xb").close()
         save(config, agent, env_step, history)
@@ -256,7 +257,7 @@ def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
     """A step of Adam (arXiv:1412.6980), by torch's function: its class takes a second to import."""
     grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(agent.parameters())))
     norm = grad.norm()
-    if not norm.isfinite():
+    if not (norm * learning_rate).isfinite():
         raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
     grad *= (max_grad_norm / (norm + 1e-6)).clamp(max=1)
     adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],

@@ -133,6 +133,8 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N, action_dim), sampled or the mean."""
+        if not (np.abs(obs) < 1e38).all():
+            raise FloatingPointError("the environment's observation is not finite")
         pi, _ = self(torch.as_tensor(obs, dtype=torch.float32, device=self.beta.device))
         return (pi.mode if greedy else pi.sample()).cpu().numpy()
 
@@ -188,8 +190,6 @@ def train(config, run=None):
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
             for t in range(T):
-                if not np.isfinite(obs).all():
-                    raise FloatingPointError("the environment's observation is not finite")
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 buffer.action[t], buffer.obs[t + 1] = action, obs
@@ -266,7 +266,8 @@ def set_up(config):
         checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
         agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
         agent.reward_stats.update(checkpoint["reward_stats"])
-        env_step, history = checkpoint["env_step"], checkpoint["history"]
+        env_step, history = int(checkpoint["env_step"]), [
+            (int(step), float(score)) for step, score in checkpoint["history"]]
     if config.save and RANK == 0:  # Does it work? Only what was loaded may be overwritten.
         open(config.save, "ab" if config.save == config.load else "xb").close()
         save(config, agent, env_step, history)
@@ -284,7 +285,7 @@ def make_envs(env_id, num_envs, render_mode=None, video=""):
         raise ValueError(f"needs bounded Box actions, not {space}; Discrete: ppo_discrete.py")
     # Actions from -1 to 1 fill the range. The clip comes last: rounding shall not leave the range.
     envs = gym.wrappers.vector.TransformAction(envs, lambda a: np.clip(space.low + (
-        space.high - space.low) * (a.reshape(-1, *space.shape) + 1) / 2, space.low, space.high))
+        space.high - space.low) * (a.reshape(len(a), *space.shape) + 1) / 2, space.low, space.high))
     if render_mode == "rgb_array":
         if os.path.exists(video):
             raise FileExistsError(f"--video {video}: exists; choose a new folder")
@@ -300,7 +301,7 @@ def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
     if PROCESSES > 1:
         torch.distributed.all_reduce(grad)
     norm = grad.norm() / PROCESSES
-    if not norm.isfinite():
+    if not (norm * learning_rate).isfinite():
         raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
     grad *= (max_grad_norm / (norm + 1e-6)).clamp(max=1) / PROCESSES
     adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],

@@ -47,7 +47,7 @@ def setting(default, help, choices=None, least=0, most=np.inf):
 class Config:
     """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
     env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
-    total_steps: int = setting(49_000, "environment steps to train for")
+    total_steps: int = setting(30_000, "environment steps to train for")
     num_envs: int = setting(5, "N, environments played side by side", least=1)
     num_steps: int = setting(25, "T, steps of each environment per rollout", least=2)
     epochs: int = setting(4, "passes over each rollout", least=1)
@@ -130,6 +130,8 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
+        if not (np.abs(obs) < 1e38).all():
+            raise FloatingPointError("the environment's observation is not finite")
         pi, _ = self(torch.as_tensor(obs, dtype=torch.float32, device=self.beta.device))
         return (pi.mode if greedy else pi.sample()).cpu().numpy()
 
@@ -185,8 +187,6 @@ def train(config, run=None):
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
             for t in range(T):
-                if not np.isfinite(obs).all():
-                    raise FloatingPointError("the environment's observation is not finite")
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 buffer.action[t], buffer.obs[t + 1] = action, obs
@@ -262,7 +262,8 @@ def set_up(config):
         checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
         agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
         agent.reward_stats.update(checkpoint["reward_stats"])
-        env_step, history = checkpoint["env_step"], checkpoint["history"]
+        env_step, history = int(checkpoint["env_step"]), [
+            (int(step), float(score)) for step, score in checkpoint["history"]]
     if config.save and RANK == 0:  # Does it work? Only what was loaded may be overwritten.
         open(config.save, "ab" if config.save == config.load else "xb").close()
         save(config, agent, env_step, history)
@@ -293,7 +294,7 @@ def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
     if PROCESSES > 1:
         torch.distributed.all_reduce(grad)
     norm = grad.norm() / PROCESSES
-    if not norm.isfinite():
+    if not (norm * learning_rate).isfinite():
         raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
     grad *= (max_grad_norm / (norm + 1e-6)).clamp(max=1) / PROCESSES
     adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],

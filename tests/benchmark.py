@@ -1,10 +1,10 @@
 """Measures the scripts over many seeds, and on request side by side with stable-baselines3.
 
-    python tests/benchmark.py                              every script, seeds 300 to 319
+    python tests/benchmark.py                              every script, seeds 500 to 519
     python tests/benchmark.py --script reinforce --seeds 200 201 202
     python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
     python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5 ..."
-    python tests/benchmark.py --peer sb3 --seeds 300 301   the PPO scripts and SB3 in turn, seed by seed
+    python tests/benchmark.py --peer sb3 --seeds 500 501   the PPO scripts and SB3 in turn, seed by seed
 
 Prints a Markdown table, and writes one line for each run to a CSV in tests/results. "Solved" means that
 the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). After
@@ -214,7 +214,7 @@ def machine(peer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", nargs="+", choices=SCRIPTS, default=SCRIPTS, help="which scripts (default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(300, 320)), help="default: 300 to 319")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(500, 520)), help="default: 500 to 519")
     parser.add_argument("--flags", nargs="+", type=str.strip, default=[""],
                         help="settings of the scripts, each string a variant to measure; a single word needs a space "
                         "before it, as ' --render', not to be taken for an option of the benchmark")

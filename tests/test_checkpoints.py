@@ -71,7 +71,7 @@ def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoint
     made, adam, before = recount(module), module.adam, read(checkpoints[name])
 
     def recorded(*args, lr, **how):
-        steps.append((lr, int(args[-1][0]), args[2][0].clone()))
+        steps.append((lr, int(args[-1][0]), args[2][0].clone(), args[3][0].clone()))
         return adam(*args, lr=lr, **how)
 
     monkeypatch.setattr(module, "adam", recorded)
@@ -80,6 +80,7 @@ def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoint
     assert history[: len(before["history"])] == before["history"] and 700 < history[-1][0] < 900
     assert steps[0][0] == pytest.approx(resume.learning_rate * (1 - before["env_step"] / 800))
     assert steps[0][1] == before["agent"]["adam_steps"] and torch.equal(steps[0][2], before["agent"]["adam_mean"])
+    assert torch.equal(steps[0][3], before["agent"]["adam_square"])
     if name in PPO:  # the running spread of rewards goes on, too
         assert before["reward_stats"]["count"] > 300 and agent.reward_stats["count"] > before["reward_stats"]["count"] + 300
     _, again = module.train(resume)

@@ -291,6 +291,15 @@ def test_the_networks_see_scaled_observations_or_raw_ones(name, quiet):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+def test_an_observation_that_never_changes_stays_finite(name):
+    agent = new_agent(name)
+    agent.obs_sums += torch.tensor([[1.0], [7.0], [49.0]], dtype=torch.float64) * 10**12
+    outputs = agent(torch.full((4, 3), 7.0))
+    pi = outputs if name == "reinforce" else outputs[0]
+    assert pi.entropy().isfinite().all() and pi.log_prob(pi.sample()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_statistics_change_only_between_rollouts(name, monkeypatch, quiet):
     """The policy that plays, the estimates and the update see the same statistics."""
     module, seen = load(name), []
@@ -356,7 +365,43 @@ def test_the_penalty_and_the_clip_hold_the_policy(name, capsys):
     assert all(np.median(kls) < free / 3 for kls in measured.values()), (measured, free)
 
 
+@pytest.mark.parametrize("limit", [0.01, np.inf])
+@pytest.mark.parametrize("name", PPO)
+def test_two_equal_processes_learn_what_one_learns(name, limit, monkeypatch, quiet):
+    """As if another process had sent the same numbers: sums are twice, and averages are what they were."""
+    module, weights, sums = load(name), [], []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: tensor.mul_(2))
+    for processes in (1, 2):
+        monkeypatch.setattr(module, "PROCESSES", processes)
+        agent, _ = module.train(small(name, total_steps=21 * processes, max_grad_norm=limit))
+        weights.append(agent.weights)
+        sums.append(agent.obs_sums - new_agent(name).obs_sums)
+    torch.testing.assert_close(*weights)
+    torch.testing.assert_close(2 * sums[0], sums[1])
+
+
+def test_the_width_of_the_policy_begins_as_asked_for():
+    assert new_agent("ppo_continuous", init_log_std=-1.25).log_std.tolist() == [-1.25, -1.25]
+
+
 # ---- Seeds ----
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_seed_and_the_process_choose_weights_and_episodes(name, recount, monkeypatch, quiet):
+    module = load(name)
+    made, weights = recount(module), {}
+    for run in ("seed 1", "seed 1 again", "seed 2", "process 1"):
+        torch.manual_seed(len(weights))  # what was drawn before must not matter
+        if run == "process 1" and name in PPO:
+            monkeypatch.setattr(module, "RANK", 1)
+        seed = 2 if run == "seed 2" else 1
+        weights[run] = module.set_up(small(name, seed=seed))[1].weights
+        module.train(small(name, seed=seed, env_id=TASK[name], total_steps=40))
+    assert torch.equal(weights["seed 1"], weights["seed 1 again"]) and not torch.equal(weights["seed 1"], weights["seed 2"])
+    assert torch.equal(weights["seed 1"], weights["process 1"])  # all processes begin with the same weights
+    first, again, other, process = (set(envs.starts) for envs in made[1::2])
+    assert first == again and not first & other and (not first & process if name in PPO else first == process)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

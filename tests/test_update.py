@@ -18,7 +18,8 @@ import torch
 from conftest import PPO, load, marked
 
 BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-5
-PRIOR = 1e-4  # the observation statistics begin as if they had seen that much of mean 0 and variance 1
+# The observation statistics begin as if they had already seen that many, of mean 0 and that variance.
+PRIOR_DISCRETE, PRIOR_CONTINUOUS = (4e-5, 1.5**2), (1e-4, 1.0)
 
 
 # ---- What is recorded while a script trains ----
@@ -45,6 +46,8 @@ class Recorder(gym.vector.VectorWrapper):
 
 @dataclass
 class Recording:
+    """All that was seen of a run from outside."""
+
     config: object = None
     envs: Recorder = None
     first_weights: dict = None
@@ -157,20 +160,25 @@ class SlowAgent:
         self.config, self.weights, self.seen = recording.config, {}, []
         self.events = Counter()  # how often what the tests are about happened
         self.gaussian = "log_std" in recording.first_weights
+        self.prior = PRIOR_CONTINUOUS if self.gaussian else PRIOR_DISCRETE
         self.mean, self.square, self.updates, self.beta = {}, {}, 0, 1.0
         for name, weight in recording.first_weights.items():
             self.weights[name] = weight.clone().requires_grad_()
             self.mean[name], self.square[name] = torch.zeros_like(weight), torch.zeros_like(weight)
 
     def look(self, obs):
-        """An observation as the networks see it."""
-        x = []
+        """An observation as the networks see it.
+
+        For discrete actions it is only scaled, to standard deviation 1.5; for continuous ones it is shifted to
+        mean 0, scaled to 1 and clipped at 10. Until something has been seen it stays as it is.
+        """
+        x, (prior, prior_variance), spread = [], self.prior, 1 if self.gaussian else 1.5
         for j, number in enumerate(obs.tolist()):
             column = [old[j] for old in self.seen]
-            count = PRIOR + len(column)
+            count = prior + len(column)
             mean = sum(column) / count
-            variance = (PRIOR * (1 + mean**2) + sum((old - mean) ** 2 for old in column)) / count
-            number = (number - (mean if self.gaussian else 0)) / math.sqrt(variance)
+            variance = (prior * (prior_variance + mean**2) + sum((old - mean) ** 2 for old in column)) / count
+            number = spread * (number - (mean if self.gaussian else 0)) / math.sqrt(variance)
             if self.gaussian and self.config.normalize_obs and abs(number) > 10:
                 self.events["observation clipped"] += 1
                 number = math.copysign(10, number)
@@ -223,7 +231,7 @@ class SlowAgent:
 def rewards_to_learn_from(recording):
     """Row t holds those of step t: scaled, and divided by the spread of discounted returns if asked for."""
     config, N = recording.config, recording.envs.num_envs
-    total, over, mean, variance, count, rows = [0.0] * N, [False] * N, 0.0, 1.0, PRIOR, []
+    total, over, mean, variance, count, rows = [0.0] * N, [False] * N, 0.0, 1.0, 1e-4, []
     for _, _, reward, terminated, truncated in recording.envs.steps:
         if getattr(config, "normalize_reward", False):
             playing = [n for n in range(N) if not over[n]]
@@ -429,13 +437,17 @@ def slow_actor_critic(recording, agent):
 
 
 def differs(agent, weights):
-    """The names of all weights that are not as they have to be."""
+    """The names of all weights that are not as they have to be.
+
+    The scripts compute in float32. Where a gradient is hardly longer than Adam's ε, the rounding of it shows:
+    one step of 0.02 can then be wrong by 0.0001. A bug moves the weights by far more.
+    """
     trained = dict(agent.named_parameters())
     assert set(trained) == set(weights)
     return [
         name
         for name, weight in weights.items()
-        if not np.allclose(trained[name].detach(), weight.detach(), rtol=1e-4, atol=1e-5)
+        if not np.allclose(trained[name].detach(), weight.detach(), rtol=1e-4, atol=1e-4)
     ]
 
 
@@ -448,10 +460,8 @@ def compare(algorithm, recording):
     # The comparison would notice if one update were left out, or all of them.
     for weights in [recording.first_weights, *earlier[:-1]]:
         assert any(name.startswith("policy") for name in differs(trained, weights))
-    count = PRIOR + len(slow.seen)
-    sums = [[sum(old[j] ** k for old in slow.seen) for j in range(3)] for k in (1, 2)]
-    np.testing.assert_allclose(trained.obs_sums[0], [count] * 3)
-    np.testing.assert_allclose(trained.obs_sums[1:], np.add(sums, [[0], [PRIOR]]))
+    for k, (prior, sums) in enumerate(zip((slow.prior[0], 0, slow.prior[0] * slow.prior[1]), trained.obs_sums)):
+        np.testing.assert_allclose(sums, [prior + sum(old[j] ** k for old in slow.seen) for j in range(3)])
     assert float(getattr(trained, "beta", 1.0)) == slow.beta
     expected = scores(recording)
     assert [step for step, _ in recording.history] == [step for step, _ in expected]

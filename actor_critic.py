@@ -15,8 +15,8 @@ With it as weight the gradient is that of the expected return ([1] Sec. 13.2). V
 Q(s, a) over the actions: to subtract it changes nothing on average, as it does not depend on a, and
 takes away noise ([1] Sec. 13.4). What is left is the advantage, which the TD error estimates with V
 alone ([1] Sec. 13.5). The error of Q is that of SARSA ([1] Eq. 6.7): a_{t+1} is what π plays in
-s_{t+1}. The entropy H is large where π is undecided. No gradient flows through ψ_t, nor through the
-critics' targets r_t + .... In each update ψ_t is standardized (--no-normalize-psi: as above).
+s_{t+1}. The entropy H is large where π is undecided. No gradient flows through ψ_t, which each
+update shifts and scales to mean 0 and variance 1, nor through the critics' targets r_t + ....
 
 `python actor_critic.py` trains: the average score of 20 episodes passes 475 after some 20,000
 steps, in seconds, and in the end π scores 500, the most there is. --help lists the settings.
@@ -55,7 +55,6 @@ class Config:
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
     gamma: float = setting(0.99, "γ, discount of future rewards", most=1)
     critic: str = setting("td", "td, q or advantage: what ψ_t is", ("td", "q", "advantage"))
-    normalize_psi: bool = setting(True, "standardize ψ_t in each update")
     entropy_coef: float = setting(0.01, "c_e, weight of the entropy bonus")
     max_grad_norm: float = setting(1.0, "a longer gradient is shortened to this; inf: never")
     hidden_layers: int = setting(1, "hidden layers of each network")
@@ -182,12 +181,11 @@ def train(config, run=None):
             q = q.gather(-1, action_seq.unsqueeze(-1)).squeeze(-1)  # (T+1, N)
             v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
             q_error = td_error(reward, q[:-1], q[1:], terminated, config.gamma)
-            use_v, use_q = config.critic != "q", config.critic != "td"
-            squared_error = use_v * v_error**2 + use_q * q_error**2
-            psi = {"td": v_error, "q": q[:-1], "advantage": (q - v)[:-1]}[config.critic]
-            psi = psi.detach()[valid]
-            if config.normalize_psi:  # else Q, alike in all states, would praise every action
-                psi = (psi - psi.mean()) / (psi.std(correction=0) + 1e-8)  # no NaN for one step
+            squared_error = ((config.critic != "q") * v_error.square()
+                             + (config.critic != "td") * q_error.square())
+            psi = {"td": v_error, "q": q[:-1], "advantage": (q - v)[:-1]}[config.critic].detach()
+            std, mean = torch.std_mean(psi[valid], correction=0)  # no NaN for B = 1
+            psi = (psi[valid] - mean) / (std + 1e-8)  # else Q would praise every action
 
             # Update: one gradient step, from all but the steps that only reset.
             log_prob, entropy = pi.log_prob(action_seq)[:-1][valid], pi.entropy()[:-1][valid]
@@ -195,8 +193,8 @@ def train(config, run=None):
             loss = -log_prob * psi + 0.5 * squared_error[valid] - config.entropy_coef * entropy
             descend(agent, loss.mean(), learning_rate, config.max_grad_norm)
             if config.normalize_obs:  # only now: the update saw what the policy saw
-                b_obs = obs_seq[:-1][valid].double()
-                agent.obs_sums += torch.stack([b_obs**k for k in (0, 1, 2)]).sum(1)
+                agent.obs_sums += torch.stack(
+                    [obs_seq[:-1][valid].double() ** k for k in (0, 1, 2)]).sum(1)
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)

@@ -57,7 +57,7 @@ class Config:
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
     normalize_reward: bool = setting(False, "divide rewards by the spread of discounted returns")
     gamma: float = setting(0.995, "γ, discount of future rewards", most=1)
-    gae_lambda: float = setting(0.98, "λ of GAE: 0 trusts the critic, 1 the rewards", most=1)
+    gae_lambda: float = setting(0.97, "λ of GAE: 0 trusts the critic, 1 the rewards", most=1)
     objective: str = setting("clip", "clip or penalty, to keep π near π_old", ("clip", "penalty"))
     clip_eps: float = setting(0.2, "ε, clip of the probability ratio; inf: no clip")
     target_kl: float = setting(0.01, "KL divergence per update that the penalty aims at")

@@ -228,7 +228,7 @@ replace(R, "checkpoints", "a resumed run plays the same episodes", "([config.see
 A = "actor_critic"
 replace(A, "estimates", "the target follows the critic", "target.detach() - value", "target - value")
 replace(A, "estimates", "bootstrap behind a terminal state", "next_value * ~terminated", "next_value")
-replace(A, "update", "the gradient flows through ψ", "psi.detach()[valid]", "psi[valid]")
+replace(A, "update", "the gradient flows through ψ", "[config.critic].detach()", "[config.critic]")
 replace(A, "update", "Q of the last action played again", "[action, pi.sample()[-1:]]", "[action, action[-1:]]")
 replace(A, "update", "Q of an action drawn elsewhere", "pi.sample()[-1:]", "pi.sample()[:1]")
 replace(A, "update", "Q of the likeliest last action", "pi.sample()[-1:]", "pi.mode[-1:]")
@@ -240,18 +240,17 @@ replace(A, "update", "truncated taken for terminated in V", "v[1:], terminated, 
 replace(A, "update", "truncated taken for terminated in Q", "q[1:], terminated, config", "q[1:], truncated, config")
 replace(A, "update", "advantage upside down", "(q - v)[:-1]", "(v - q)[:-1]")
 replace(A, "update", "ψ a row late", '"q": q[:-1]', '"q": q[1:]')
-replace(A, "update", "the wrong critics learn", 'config.critic != "q", config.critic != "td"',
-        'config.critic != "td", config.critic != "q"')
-replace(A, "update", "ψ always standardized", "if config.normalize_psi:", "if True:")
-replace(A, "update", "ψ standardized with a sample's deviation", "psi.std(correction=0)", "psi.std()")
+replace(A, "update", "the wrong critics learn", '(config.critic != "q") *', '(config.critic != "td") *')
+replace(A, "update", "ψ standardized with a sample's deviation", "torch.std_mean(psi[valid], correction=0)",
+        "torch.std_mean(psi[valid])")
 replace(A, "update", "critic's error not halved", "0.5 * squared_error[valid]", "squared_error[valid]")
 replace(A, "update", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
 replace(A, "update", "reset steps are learned from", "buffer.valid[t] = ~done", "buffer.valid[t] = True")
 replace(A, "update", "a rollout starts from an old observation", "buffer.obs[0] = obs", "pass")
 replace(A, "update", "gradient not shortened", "descend(agent, loss.mean(), learning_rate, config.max_grad_norm)",
         "descend(agent, loss.mean(), learning_rate)")
-replace(A, "update", "statistics count reset steps", "b_obs = obs_seq[:-1][valid].double()",
-        "b_obs = obs_seq[:-1].flatten(0, 1).double()")
+replace(A, "update", "statistics count reset steps", "[obs_seq[:-1][valid].double() ** k",
+        "[obs_seq[:-1].flatten(0, 1).double() ** k")
 replace(A, "update", "learning rate stays", " * (1 - env_step / config.total_steps)", "")
 replace(A, "checkpoints", "checkpoint written in place", 'torch.save(state, config.save + ".unfinished")',
         'torch.save(state, config.save); torch.save(state, config.save + ".unfinished")')

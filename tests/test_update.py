@@ -422,7 +422,7 @@ def slow_actor_critic(recording, agent):
             q_error = step.reward + config.gamma * next_q - q
             weights.append({"td": v_error, "q": q, "advantage": q - v}[config.critic].item())
             errors.append({"td": v_error**2, "q": q_error**2, "advantage": v_error**2 + q_error**2}[config.critic])
-        weights = standardized(weights) if config.normalize_psi else weights
+        weights = standardized(weights)
         losses = []
         for step, weight, error in zip(steps, weights, errors):
             pi = agent.policy(step.obs)
@@ -506,9 +506,8 @@ def test_reinforce_is_its_equations(num_envs, monkeypatch, quiet):
     assert num_envs == 1 or "reset step left out" in +events
 
 
-@pytest.mark.parametrize("normalize_psi", [False, True])
 @pytest.mark.parametrize("critic", ["td", "q", "advantage"])
-def test_actor_critic_is_its_equations(critic, normalize_psi, monkeypatch, quiet):
-    settings = ROLLOUTS | dict(critic=critic, normalize_psi=normalize_psi, max_grad_norm=0.4)
+def test_actor_critic_is_its_equations(critic, monkeypatch, quiet):
+    settings = ROLLOUTS | dict(critic=critic, max_grad_norm=0.4)
     events = compare(slow_actor_critic, record("actor_critic", monkeypatch, **settings))
     assert ENDS | {"gradient shortened"} <= set(+events)

@@ -11,7 +11,7 @@ less than in the others: actions that were followed by more become more likely, 
 the differences. The gradient of L estimates that of -E[G_0], up to a factor, with γ^t left out, as
 everywhere: late steps then count as much as early ones.
 
-`python reinforce.py` trains: the average score of 20 episodes passes 475 after some 25,000 steps,
+`python reinforce.py` trains: the average score of 20 episodes passes 475 after some 22,000 steps,
 in seconds, and in the end π scores 500, the most there is. --help lists the settings.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
@@ -118,7 +118,8 @@ class Policy(nn.Module):
 
 def compute_returns(reward, gamma):
     """Returns G_t = r_t + γ G_{t+1} (T, N) of one episode a column; reward (T, N) is 0 after it."""
-    return_ = torch.zeros(len(reward) + 1, *reward.shape[1:])  # row T, behind the end, stays 0
+    # Row T, behind the last step, stays 0.
+    return_ = torch.zeros(len(reward) + 1, *reward.shape[1:], device=reward.device)
     for t in reversed(range(len(reward))):
         return_[t] = reward[t] + gamma * return_[t + 1]
     return return_[:-1]

@@ -81,8 +81,8 @@ class Config:
             _, words, low, high = spec.metadata.values()
             fits = value in words if words else kind is str or low <= kind(value) == value <= high
             if not fits:
-                wanted = words or f"{kind.__name__} from {low} to {high}"
-                raise ValueError(f"--{spec.name.replace('_', '-')} {value}: must be {wanted}")
+                raise ValueError(f"--{spec.name.replace('_', '-')} {value}: must be "
+                                 f"{words or f'{kind.__name__} from {low} to {high}'}")
             setattr(self, spec.name, kind(value))  # numpy's numbers become Python's
         if settings:
             raise ValueError(f"{', '.join(settings)}: not a setting of this script")
@@ -115,8 +115,7 @@ class ActorCritic(nn.Module):
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> π(·|obs), V (...), Q (..., n_actions)."""
         mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        # To standard deviation 1.5 (at 1 it learns later), and not shifted to mean 0: a mean that
-        # follows a drifting cart would hide the drift.
+        # Scaled to deviation 1.5. Not shifted: a mean that follows a drifting cart would hide it.
         obs = (1.5 * obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
         pi = Categorical(logits=self.policy(obs), validate_args=False)
         return pi, self.v_critic(obs).squeeze(-1), self.q_critic(obs)

@@ -77,7 +77,7 @@ replace(D, "losses", "the clip alone", "torch.min(ratio * advantage, clipped * a
 replace(D, "losses", "no clip from below", "ratio.clamp(1 - config.clip_eps, 1 +", "ratio.clamp(0, 1 +")
 replace(D, "losses", "ratio upside down", "(pi.log_prob(action) - old_pi.log_prob(action))",
         "(old_pi.log_prob(action) - pi.log_prob(action))")
-replace(D, "losses", "entropy made small", "- config.entropy_coef", "+ config.entropy_coef")
+replace(D, "losses", "entropy made small", "** 2 - bonus)", "** 2 + bonus)")
 replace(D, "losses", "critic's error not halved", "+ 0.5 * (value", "+ (value")
 replace(D, "losses", "KL the wrong way round", "beta * kl_divergence(old_pi, pi)", "beta * kl_divergence(pi, old_pi)")
 replace(D, "losses", "KL rewarded", "- beta * kl", "+ beta * kl")
@@ -183,7 +183,7 @@ replace(C, "update", "reset steps are learned from", "buffer.valid[t] = ~done", 
 replace(C, "update", "statistics forget the last rollouts", "agent.obs_sums += sums", "agent.obs_sums.copy_(sums)")
 replace(C, "update", "advantage not normalized", "(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]")
 replace(C, "update", "β stays", 'if config.objective == "penalty":  # β', "if False:  # β")
-replace(C, "update", "the entropy bonus is forgotten", " - config.entropy_coef * pi.entropy()", "")
+replace(C, "update", "the entropy bonus is forgotten", "** 2 - bonus)", "** 2)")
 replace(C, "training", "greedy and sampled swapped", "pi.mode if greedy else pi.sample()",
         "pi.sample() if greedy else pi.mode")
 replace(C, "checkpoints", "Adam's memory not saved", "(nn.Buffer(0 * agent.weights) for", "(0 * agent.weights for")

@@ -69,7 +69,7 @@ def test_the_policy_is_nearly_uniform_at_first_and_the_critics_are_not_flat(name
     assert agent.policy(obs).abs().max() < 0.2
     critics = [getattr(agent, critic) for critic in ("critic", "v_critic", "q_critic") if hasattr(agent, critic)]
     assert len(critics) == {"reinforce": 0, "actor_critic": 2}.get(name, 1)
-    assert all(critic(obs).std() > 0.1 for critic in critics)
+    assert all(critic(obs).std() > 10 * agent.policy(obs).std() for critic in critics)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -360,7 +360,7 @@ def test_the_penalty_and_the_clip_hold_the_policy(name, capsys):
         settings = {"objective": objective, "clip_eps": clip_eps, "learning_rate": 0.02, "target_kl": 0.003}
         load(name).train(small(name, epochs=8, total_steps=840, **settings))
         kls = [float(line.split(" kl ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()]
-        measured[objective, clip_eps] = kls[5:]
+        measured[objective, clip_eps] = kls
     free = max(measured.pop(("clip", float("inf"))))
     assert all(np.median(kls) < free / 3 for kls in measured.values()), (measured, free)
 

@@ -18,8 +18,7 @@ alone ([1] Sec. 13.5). The error of Q is that of SARSA ([1] Eq. 6.7): a_{t+1} is
 s_{t+1}. The entropy H is large where π is undecided. No gradient flows through ψ_t, which each
 update shifts and scales to mean 0 and variance 1, nor through the critics' targets r_t + ....
 
-`python actor_critic.py` trains: the average score of 20 episodes passes 475 after some 20,000
-steps, in seconds, and in the end π scores 500, the most there is. --help lists the settings.
+`python actor_critic.py` solves its task, an average score of 475, in some 20,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 """
@@ -51,11 +50,10 @@ class Config:
     num_envs: int = setting(4, "N, environments played side by side", least=1)
     num_steps: int = setting(8, "T, steps of each environment per update", least=2)
     learning_rate: float = setting(5e-3, "step size of Adam at first; it falls linearly to 0")
-    normalize_obs: bool = setting(True, "scale observations by their standard deviation")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
-    gamma: float = setting(0.99, "γ, discount of future rewards", most=1)
-    critic: str = setting("td", "td, q or advantage: what ψ_t is", ("td", "q", "advantage"))
-    entropy_coef: float = setting(0.01, "c_e, weight of the entropy bonus")
+    gamma: float = setting(0.99, "discount of future rewards", most=1)
+    critic: str = setting("td", "td, q or advantage: what weighs actions", ("td", "q", "advantage"))
+    entropy_coef: float = setting(0.01, "weight of the entropy bonus")
     max_grad_norm: float = setting(1.0, "a longer gradient is shortened to this; inf: never")
     hidden_layers: int = setting(1, "hidden layers of each network")
     hidden_size: int = setting(64, "units of each hidden layer", least=1)
@@ -78,11 +76,10 @@ class Config:
         settings = old | {"save": "", "render": False, "video": "", "device": "cpu"} | given
         for spec in fields(self):
             value, kind = settings.pop(spec.name, spec.default), spec.type
-            _, words, low, high = spec.metadata.values()
-            fits = value in words if words else kind is str or low <= kind(value) == value <= high
-            if not fits:
+            _, words, lo, hi = spec.metadata.values()
+            if not (value in words if words else kind is str or lo <= kind(value) == value <= hi):
                 raise ValueError(f"--{spec.name.replace('_', '-')} {value}: must be "
-                                 f"{words or f'{kind.__name__} from {low} to {high}'}")
+                                 f"{words or f'{kind.__name__} from {lo} to {hi}'}")
             setattr(self, spec.name, kind(value))  # numpy's numbers become Python's
         if settings:
             raise ValueError(f"{', '.join(settings)}: not a setting of this script")
@@ -105,7 +102,8 @@ class ActorCritic(nn.Module):
         super().__init__()
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.tensor([[4e-5], [0], [9e-5]]).double().repeat(1, obs_dim))
+        self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 1.5))
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
@@ -114,28 +112,27 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> π(·|obs), V (...), Q (..., n_actions)."""
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        # Scaled to deviation 1.5. Not shifted: a mean that follows a drifting cart would hide it.
-        obs = (1.5 * obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
+        obs = self.normalize(obs)
         pi = Categorical(logits=self.policy(obs), validate_args=False)
         return pi, self.v_critic(obs).squeeze(-1), self.q_critic(obs)
+
+    def normalize(self, obs):
+        return (1.5 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
+
+    def update_statistics(self, obs):
+        """Takes in observations (B, obs_dim). All those seen so far count alike."""
+        self.obs_sums += torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
+        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
+        self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
         if not (np.abs(obs) < 1e38).all():
             raise FloatingPointError("the environment's observation is not finite")
-        pi, _, _ = self(torch.as_tensor(obs, dtype=torch.float32, device=self.obs_sums.device))
-        return (pi.mode if greedy else pi.sample()).cpu().numpy()
-
-
-class RolloutBuffer:
-    """T steps of N environments. Time comes first: row t holds step t of all environments."""
-    def __init__(self, T, N, obs_dim):
-        self.obs = np.zeros((T + 1, N, obs_dim), np.float32)  # row t + 1 is what step t led to
-        self.action = np.zeros((T, N), np.int64)
-        self.reward = np.zeros((T, N), np.float32)
-        self.terminated, self.truncated, self.valid = np.zeros((3, T, N), bool)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_std.device)
+        probs = self.policy(self.normalize(obs)).softmax(-1)
+        return (probs.argmax(-1) if greedy else probs.multinomial(1).squeeze(-1)).cpu().numpy()
 
 
 def td_error(reward, value, next_value, terminated, gamma):
@@ -148,33 +145,31 @@ def td_error(reward, value, next_value, terminated, gamma):
 def train(config, run=None):
     """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode."""
     envs, agent, env_step, history = run or set_up(config)
-    T, N = config.num_steps, config.num_envs
-    buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
     # Each seed and --load plays other episodes. Seeded only here, no episode comes twice.
     seed = int(np.random.SeedSequence([config.seed, 0, env_step]).generate_state(1)[0])
     torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
-    done, next_report = np.zeros(N, bool), env_step
+    done, next_report = np.zeros(config.num_envs, bool), env_step
     try:
         while env_step < config.total_steps:
             learning_rate = config.learning_rate * (1 - env_step / config.total_steps)
 
             # Collect: play T steps with the current policy.
-            buffer.obs[0] = obs
-            for t in range(T):
+            rollout, obs_seq = [], [np.float32(obs)]
+            for _ in range(config.num_steps):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
-                buffer.action[t], buffer.obs[t + 1] = action, obs
-                buffer.reward[t] = config.reward_scale * reward  # V stays near its first size
-                buffer.terminated[t], buffer.truncated[t] = terminated, truncated
-                buffer.valid[t] = ~done  # the step after an episode's end only resets
-                env_step, done = env_step + N, terminated | truncated
+                obs_seq.append(np.float32(obs))  # what the step led to
+                reward = np.float32(config.reward_scale * reward)  # V stays near its first size
+                valid = ~done  # the step after an episode's end only resets
+                rollout.append((action, reward, terminated, valid))
+                env_step, done = env_step + config.num_envs, terminated | truncated
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 
             # Estimate: the errors of the critics, and ψ_t, the weight of each log-probability.
-            arrays = (torch.as_tensor(x, device=config.device) for x in vars(buffer).values())
-            obs_seq, action, reward, terminated, truncated, valid = arrays
+            obs_seq, action, reward, terminated, valid = (  # (T+1, N, obs_dim), each other (T, N)
+                torch.as_tensor(np.stack(x)).to(config.device) for x in (obs_seq, *zip(*rollout)))
             pi, v, q = agent(obs_seq)  # v (T+1, N), q (T+1, N, n_actions)
             action_seq = torch.cat([action, pi.sample()[-1:]])  # a_T is drawn, but not played
             q = q.gather(-1, action_seq.unsqueeze(-1)).squeeze(-1)  # (T+1, N)
@@ -191,9 +186,7 @@ def train(config, run=None):
             assert log_prob.shape == psi.shape
             loss = -log_prob * psi + 0.5 * squared_error[valid] - config.entropy_coef * entropy
             descend(agent, loss.mean(), learning_rate, config.max_grad_norm)
-            if config.normalize_obs:  # only now: the update saw what the policy saw
-                agent.obs_sums += torch.stack(
-                    [obs_seq[:-1][valid].double() ** k for k in (0, 1, 2)]).sum(1)
+            agent.update_statistics(obs_seq[:-1][valid])  # only now: π was computed with the old
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)
@@ -207,30 +200,27 @@ def train(config, run=None):
 
 
 # ---- From here on: set-up, gradient step, checkpoints, evaluation and the command line ----
-
-
 def set_up(config):
     """Environments, agent, env_step and history: of a new run, or as in the checkpoint to load."""
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.manual_seed(config.seed)
     envs = make_envs(config.env_id, config.num_envs)
     agent, env_step, history = ActorCritic(envs, config).to(config.device), 0, []
-    agent.status = 0
     # The weights are one vector, of which each layer has a part: one operation moves them all.
-    agent.weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    nn.utils.vector_to_parameters(agent.weights, agent.parameters())
+    agent.parts = list(agent.parameters())
+    agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()
+    nn.utils.vector_to_parameters(agent.weights, agent.parts)
     agent.adam_mean, agent.adam_square = (nn.Buffer(0 * agent.weights) for _ in range(2))
     agent.adam_steps = nn.Buffer(torch.zeros((), device=config.device))
     if config.load:
         checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
         agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
-        env_step, history = int(checkpoint["env_step"]), [
-            (int(step), float(score)) for step, score in checkpoint["history"]]
+        env_step, history = int(checkpoint["env_step"]), list(map(tuple, checkpoint["history"]))
     if config.save:  # Does it work? Only what was loaded may be overwritten.
         open(config.save, "ab" if config.save == config.load else "xb").close()
-        save(config, agent, env_step, history)
-    modes = ["human"] * config.render + ["rgb_array"] * bool(config.video)
-    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in modes]
+    save(config, agent, env_step, history)
+    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in
+                     ["human"] * config.render + ["rgb_array"] * bool(config.video)]
     return envs, agent, env_step, history
 
 
@@ -252,11 +242,11 @@ def make_envs(env_id, num_envs, render_mode=None, video=""):
 
 def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
     """A step of Adam (arXiv:1412.6980), by torch's function: its class takes a second to import."""
-    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(agent.parameters())))
-    norm = grad.norm()
-    if not (norm * learning_rate).isfinite():
+    grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, agent.parts)])
+    norm = float(grad.norm())
+    if not np.isfinite(norm * learning_rate):
         raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
-    grad *= (max_grad_norm / (norm + 1e-6)).clamp(max=1)
+    grad *= min(1, max_grad_norm / (norm + 1e-6))
     adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],
          lr=learning_rate, beta1=0.9, beta2=0.999, eps=1e-5, fused=True,
          weight_decay=0.0, amsgrad=False, maximize=False)
@@ -264,10 +254,10 @@ def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
 
 def save(config, agent, env_step, history):
     """Writes a checkpoint beside the old one, and puts it in its place: it is never half a file."""
-    state = dict(config=vars(config), agent=agent.state_dict(), env_step=env_step, history=history)
     try:
         if config.save:
-            torch.save(state, config.save + ".unfinished")
+            torch.save(dict(config=vars(config), agent=agent.state_dict(), env_step=env_step,
+                            history=history), config.save + ".unfinished")
             os.replace(config.save + ".unfinished", config.save)
         agent.status = 0
     except (OSError, RuntimeError) as error:  # no reason to lose the run
@@ -292,18 +282,15 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
 
 def main():
     """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows γ
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is one more Ctrl-C
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
         how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
                             help=f"{spec.metadata['help']} (default: {spec.default or 'none'})")
-    # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
-    given = vars(parser.parse_args(None if "__file__" in globals() else []))
     try:
-        config = Config(**given)
+        # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
+        config = Config(**vars(parser.parse_args(None if "__file__" in globals() else [])))
         run = set_up(config)
     except Exception as error:  # as nothing has begun, a setting is wrong
         parser.error(" ".join(str(error).split()))

@@ -17,8 +17,7 @@ estimates the return, the discounted sum of rewards; the entropy H is large wher
 With --objective penalty the first term is -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the
 divergence KL tells how far π has moved from π_old, and its weight β adapts to it.
 
-`python ppo_discrete.py` trains: the average score of 20 episodes passes 475 after some 13,000
-steps, in seconds, and in the end π scores 500, the most there is. --help lists the settings.
+`python ppo_discrete.py` solves its task, an average score of 475, in some 13,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -34,7 +33,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
-from torch.distributions import Categorical, kl_divergence
+from torch.distributions import Categorical
 from torch.optim.adam import adam
 
 
@@ -53,15 +52,14 @@ class Config:
     epochs: int = setting(4, "passes over each rollout", least=1)
     num_minibatches: int = setting(2, "parts of a rollout, with a gradient step for each", least=1)
     learning_rate: float = setting(1e-2, "step size of Adam at first; it falls linearly to 0")
-    normalize_obs: bool = setting(True, "scale observations by their standard deviation")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
     normalize_reward: bool = setting(False, "divide rewards by the spread of discounted returns")
-    gamma: float = setting(0.995, "γ, discount of future rewards", most=1)
-    gae_lambda: float = setting(0.97, "λ of GAE: 0 trusts the critic, 1 the rewards", most=1)
-    objective: str = setting("clip", "clip or penalty, to keep π near π_old", ("clip", "penalty"))
-    clip_eps: float = setting(0.2, "ε, clip of the probability ratio; inf: no clip")
+    gamma: float = setting(0.995, "discount of future rewards", most=1)
+    gae_lambda: float = setting(0.97, "0 trusts the critic, 1 the rewards", most=1)
+    objective: str = setting("clip", "clip or penalty, to hold updates back", ("clip", "penalty"))
+    clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
     target_kl: float = setting(0.01, "KL divergence per update that the penalty aims at")
-    entropy_coef: float = setting(0.0, "c_e, weight of the entropy bonus")
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus")
     max_grad_norm: float = setting(1.0, "a longer gradient is shortened to this; inf: never")
     hidden_layers: int = setting(1, "hidden layers of each network")
     hidden_size: int = setting(32, "units of each hidden layer", least=1)
@@ -84,11 +82,10 @@ class Config:
         settings = old | {"save": "", "render": False, "video": "", "device": "cpu"} | given
         for spec in fields(self):
             value, kind = settings.pop(spec.name, spec.default), spec.type
-            _, words, low, high = spec.metadata.values()
-            fits = value in words if words else kind is str or low <= kind(value) == value <= high
-            if not fits:
+            _, words, lo, hi = spec.metadata.values()
+            if not (value in words if words else kind is str or lo <= kind(value) == value <= hi):
                 raise ValueError(f"--{spec.name.replace('_', '-')} {value}: must be "
-                                 f"{words or f'{kind.__name__} from {low} to {high}'}")
+                                 f"{words or f'{kind.__name__} from {lo} to {hi}'}")
             setattr(self, spec.name, kind(value))  # numpy's numbers become Python's
         if settings:
             raise ValueError(f"{', '.join(settings)}: not a setting of this script")
@@ -111,7 +108,8 @@ class ActorCritic(nn.Module):
         super().__init__()
         obs_dim, space = envs.single_observation_space.shape[0], envs.single_action_space
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.tensor([[4e-5], [0], [9e-5]]).double().repeat(1, obs_dim))
+        self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 1.5))
         self.beta = nn.Buffer(torch.ones(()))  # β of the KL penalty
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
@@ -120,19 +118,30 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> the distribution π(·|obs), V(obs) (...)."""
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        # Scaled to deviation 1.5. Not shifted: a mean that follows a drifting cart would hide it.
-        obs = (1.5 * obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
+        obs = self.normalize(obs)
         pi = Categorical(logits=self.policy(obs), validate_args=False)
         return pi, self.critic(obs).squeeze(-1)
+
+    def normalize(self, obs):
+        return (1.5 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
+
+    def update_statistics(self, obs):
+        """Takes in observations (B, obs_dim). All those seen so far count alike."""
+        sums = torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
+        if PROCESSES > 1:
+            torch.distributed.all_reduce(sums)
+        self.obs_sums += sums
+        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
+        self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
         if not (np.abs(obs) < 1e38).all():
             raise FloatingPointError("the environment's observation is not finite")
-        pi, _ = self(torch.as_tensor(obs, dtype=torch.float32, device=self.beta.device))
-        return (pi.mode if greedy else pi.sample()).cpu().numpy()
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_std.device)
+        probs = self.policy(self.normalize(obs)).softmax(-1)
+        return (probs.argmax(-1) if greedy else probs.multinomial(1).squeeze(-1)).cpu().numpy()
 
 
 class RolloutBuffer:
@@ -150,24 +159,24 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
     assert reward.shape == terminated.shape == truncated.shape == value[1:].shape
     # A terminal state promises nothing. A truncated episode was only interrupted: bootstrap.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
-    # After the end of an episode, of either kind, the next row belongs to another one.
-    goes_on = ~(terminated | truncated)
+    goes_on = ~(terminated | truncated)  # the row after an end belongs to another episode
     advantage = torch.zeros_like(value)  # row T, behind the last step, stays 0
     for t in reversed(range(len(reward))):
         advantage[t] = delta[t] + gamma * gae_lambda * (goes_on[t] * advantage[t + 1])
     return advantage[:-1]
 
 
-def ppo_loss(pi, old_pi, value, action, advantage, return_, beta, config):
+def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
     """The loss L to minimise, over a minibatch of B steps; all tensors (B,)."""
-    ratio = (pi.log_prob(action) - old_pi.log_prob(action)).exp()
-    assert ratio.shape == value.shape == advantage.shape == return_.shape
-    clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
-    surrogate = torch.min(ratio * advantage, clipped * advantage)
+    log_ratio = pi.log_prob(action) - old_log_prob
+    assert log_ratio.shape == value.shape == advantage.shape == return_.shape
+    ratio = log_ratio.exp()
+    surrogate = torch.min(
+        ratio * advantage, ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps) * advantage)
     if config.objective == "penalty":
-        surrogate = ratio * advantage - beta * kl_divergence(old_pi, pi)
-    bonus = config.entropy_coef * pi.entropy() if config.entropy_coef > 0 else 0  # 0 saves time
-    return (-surrogate + 0.5 * (value - return_) ** 2 - bonus).mean()
+        surrogate = ratio * advantage - beta * (ratio - 1 - log_ratio)
+    loss = 0.5 * nn.functional.mse_loss(value, return_) - surrogate.mean()
+    return loss - config.entropy_coef * pi.entropy().mean() if config.entropy_coef > 0 else loss
 
 
 def train(config, run=None):
@@ -205,29 +214,23 @@ def train(config, run=None):
                 advantage = compute_gae(reward, value, terminated, truncated, gamma, gae_lambda)
                 rollout = obs_seq[:-1], action, advantage, advantage + value[:-1]  # (T, N, ...)
                 b_obs, b_action, b_advantage, b_return = (x[valid] for x in rollout)  # (B, ...)
-                old_pi, _ = agent(b_obs)
+                b_old_log_prob = agent(b_obs)[0].log_prob(b_action)
 
             # Update: several passes over the rollout, in shuffled minibatches.
             for _ in range(config.epochs):
                 for mb in torch.randperm(len(b_obs)).chunk(config.num_minibatches):
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)  # no NaN for B = 1
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
-                    mb_old_pi = Categorical(logits=old_pi.logits[mb], validate_args=False)
                     pi, value = agent(b_obs[mb])
-                    loss = ppo_loss(pi, mb_old_pi, value, b_action[mb], mb_advantage, b_return[mb],
-                                    agent.beta, config)
+                    loss = ppo_loss(pi, value, b_action[mb], b_old_log_prob[mb], mb_advantage,
+                                    b_return[mb], agent.beta, config)
                     descend(agent, loss, learning_rate, config.max_grad_norm)
-            with torch.no_grad():
-                pi, _ = agent(b_obs)
-                kl = kl_divergence(old_pi, pi).mean()
-            if config.objective == "penalty":  # β follows the KL ([1] Sec. 4)
-                agent.beta.mul_(2 if kl > 1.5 * config.target_kl else
-                                0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1e-4, 1e4)
-            if config.normalize_obs:  # only now: the update saw what the policy saw
-                sums = torch.stack([b_obs.double() ** k for k in (0, 1, 2)]).sum(1)
-                if PROCESSES > 1:
-                    torch.distributed.all_reduce(sums)
-                agent.obs_sums += sums
+            pi, _ = agent(b_obs)
+            log_ratio = pi.log_prob(b_action) - b_old_log_prob
+            kl = (log_ratio.exp() - 1 - log_ratio).mean()  # estimates KL(π_old‖π)
+            agent.beta.mul_(2 if kl > 1.5 * config.target_kl else  # β follows the KL ([1] Sec. 4)
+                            0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1e-4, 1e4)
+            agent.update_statistics(b_obs)  # only now: the update saw what the policy saw
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)
@@ -249,26 +252,26 @@ def set_up(config):
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.manual_seed(config.seed)
     envs = make_envs(config.env_id, config.num_envs)
+    agent, env_step, history = ActorCritic(envs, config).to(config.device), 0, []
     envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
     envs.update_running_mean = config.normalize_reward  # if not, the spread stays 1
-    agent, env_step, history = ActorCritic(envs, config).to(config.device), 0, []
-    agent.reward_stats, agent.status = vars(envs.return_rms), 0
+    agent.reward_stats = vars(envs.return_rms)
     # The weights are one vector, of which each layer has a part: one operation moves them all.
-    agent.weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    nn.utils.vector_to_parameters(agent.weights, agent.parameters())
+    agent.parts = list(agent.parameters())
+    agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()
+    nn.utils.vector_to_parameters(agent.weights, agent.parts)
     agent.adam_mean, agent.adam_square = (nn.Buffer(0 * agent.weights) for _ in range(2))
     agent.adam_steps = nn.Buffer(torch.zeros((), device=config.device))
     if config.load:
         checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
         agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
         agent.reward_stats.update(checkpoint["reward_stats"])
-        env_step, history = int(checkpoint["env_step"]), [
-            (int(step), float(score)) for step, score in checkpoint["history"]]
+        env_step, history = int(checkpoint["env_step"]), list(map(tuple, checkpoint["history"]))
     if config.save and RANK == 0:  # Does it work? Only what was loaded may be overwritten.
         open(config.save, "ab" if config.save == config.load else "xb").close()
-        save(config, agent, env_step, history)
-    modes = ["human"] * config.render + ["rgb_array"] * bool(config.video) if RANK == 0 else []
-    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in modes]
+    save(config, agent, env_step, history)
+    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in
+                     ["human"] * config.render + ["rgb_array"] * bool(config.video) if RANK == 0]
     return envs, agent, env_step, history
 
 
@@ -290,13 +293,13 @@ def make_envs(env_id, num_envs, render_mode=None, video=""):
 
 def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
     """A step of Adam (arXiv:1412.6980), by torch's function: its class takes a second to import."""
-    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(agent.parameters())))
+    grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, agent.parts)])
     if PROCESSES > 1:
         torch.distributed.all_reduce(grad)
-    norm = grad.norm() / PROCESSES
-    if not (norm * learning_rate).isfinite():
+    norm = float(grad.norm()) / PROCESSES
+    if not np.isfinite(norm * learning_rate):
         raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
-    grad *= (max_grad_norm / (norm + 1e-6)).clamp(max=1) / PROCESSES
+    grad *= min(1, max_grad_norm / (norm + 1e-6)) / PROCESSES
     adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],
          lr=learning_rate, beta1=0.9, beta2=0.999, eps=1e-5, fused=True,
          weight_decay=0.0, amsgrad=False, maximize=False)
@@ -304,11 +307,11 @@ def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
 
 def save(config, agent, env_step, history):
     """Writes a checkpoint beside the old one, and puts it in its place: it is never half a file."""
-    state = dict(config=vars(config), agent=agent.state_dict(), env_step=env_step, history=history,
-                 reward_stats={name: float(x) for name, x in agent.reward_stats.items()})
     try:
         if config.save and RANK == 0:
-            torch.save(state, config.save + ".unfinished")
+            stats = {name: float(x) for name, x in agent.reward_stats.items()}
+            torch.save(dict(config=vars(config), agent=agent.state_dict(), env_step=env_step,
+                            history=history, reward_stats=stats), config.save + ".unfinished")
             os.replace(config.save + ".unfinished", config.save)
         agent.status = 0
     except (OSError, RuntimeError) as error:  # no reason to lose the run
@@ -333,21 +336,18 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
 
 def main():
     """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows γ
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is one more Ctrl-C
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
         how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
                             help=f"{spec.metadata['help']} (default: {spec.default or 'none'})")
-    # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
-    given = vars(parser.parse_args(None if "__file__" in globals() else []))
     if PROCESSES > 1:
         torch.distributed.init_process_group("gloo")
         sys.stdout = sys.stdout if RANK == 0 else open(os.devnull, "w")
     try:
-        config = Config(**given)
+        # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
+        config = Config(**vars(parser.parse_args(None if "__file__" in globals() else [])))
         run = set_up(config)
     except Exception as error:  # as nothing has begun, a setting is wrong
         parser.error(" ".join(str(error).split()))

@@ -11,8 +11,7 @@ less than in the others: actions that were followed by more become more likely, 
 the differences. The gradient of L estimates that of -E[G_0], up to a factor, with γ^t left out, as
 everywhere: late steps then count as much as early ones.
 
-`python reinforce.py` trains: the average score of 20 episodes passes 475 after some 22,000 steps,
-in seconds, and in the end π scores 500, the most there is. --help lists the settings.
+`python reinforce.py` solves its task, an average score of 475, in some 22,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -44,11 +43,8 @@ class Config:
     total_steps: int = setting(80_000, "environment steps to train for")
     num_envs: int = setting(6, "N, environments, with an episode of each per update", least=1)
     learning_rate: float = setting(1e-2, "step size of Adam at first; it falls linearly to 0")
-    normalize_obs: bool = setting(True, "scale observations by their standard deviation")
-    gamma: float = setting(0.995, "γ, discount of future rewards", most=1)
-    hidden_layers: int = setting(1, "hidden layers of the network")
-    hidden_size: int = setting(64, "units of each hidden layer", least=1)
-    activation: str = setting("tanh", "tanh or relu, between the layers", ("tanh", "relu"))
+    gamma: float = setting(0.995, "discount of future rewards", most=1)
+    hidden_size: int = setting(64, "units of the hidden layer", least=1)
     seed: int = setting(0, "same seed, machine and versions: same scores")
     device: str = setting("cpu", "where torch computes: cpu or cuda")
     save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
@@ -67,25 +63,13 @@ class Config:
         settings = old | {"save": "", "render": False, "video": "", "device": "cpu"} | given
         for spec in fields(self):
             value, kind = settings.pop(spec.name, spec.default), spec.type
-            _, words, low, high = spec.metadata.values()
-            fits = value in words if words else kind is str or low <= kind(value) == value <= high
-            if not fits:
+            _, words, lo, hi = spec.metadata.values()
+            if not (value in words if words else kind is str or lo <= kind(value) == value <= hi):
                 raise ValueError(f"--{spec.name.replace('_', '-')} {value}: must be "
-                                 f"{words or f'{kind.__name__} from {low} to {high}'}")
+                                 f"{words or f'{kind.__name__} from {lo} to {hi}'}")
             setattr(self, spec.name, kind(value))  # numpy's numbers become Python's
         if settings:
             raise ValueError(f"{', '.join(settings)}: not a setting of this script")
-
-
-def mlp(sizes, activation, output_gain):
-    """A network (..., sizes[0]) -> (..., sizes[-1]) of linear layers, with tanh or relu between."""
-    layers, gains = [], [2**0.5] * (len(sizes) - 2) + [output_gain]
-    for size_in, size_out, gain in zip(sizes[:-1], sizes[1:], gains):
-        linear = nn.Linear(size_in, size_out)
-        nn.init.orthogonal_(linear.weight, gain)  # √2 keeps a signal's size through the layers
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh() if activation == "tanh" else nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # nothing follows the output
 
 
 class Policy(nn.Module):
@@ -94,49 +78,46 @@ class Policy(nn.Module):
         super().__init__()
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.tensor([[4e-5], [0], [9e-5]]).double().repeat(1, obs_dim))
-        sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
-        # A policy output near 0 makes all actions about equally likely at first.
-        self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
+        self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 1.5))
+        size = config.hidden_size
+        self.policy = nn.Sequential(nn.Linear(obs_dim, size), nn.Tanh(), nn.Linear(size, n_actions))
+        for layer, gain in (self.policy[0], 2**0.5), (self.policy[2], 0.01):
+            nn.init.orthogonal_(layer.weight, gain)  # 0.01: all actions about equally likely
+            nn.init.zeros_(layer.bias)
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> the distribution π(·|obs)."""
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        # Scaled to deviation 1.5. Not shifted: a mean that follows a drifting cart would hide it.
-        obs = (1.5 * obs / (mean_square - mean**2).clamp(min=1e-8).sqrt()).float()
+        obs = (1.5 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
         return Categorical(logits=self.policy(obs), validate_args=False)
+
+    def update_statistics(self, obs):
+        """Takes in observations (B, obs_dim). All those seen so far count alike."""
+        self.obs_sums += torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
+        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
+        self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
         if not (np.abs(obs) < 1e38).all():
             raise FloatingPointError("the environment's observation is not finite")
-        pi = self(torch.as_tensor(obs, dtype=torch.float32, device=self.obs_sums.device))
+        pi = self(torch.as_tensor(obs, dtype=torch.float32, device=self.obs_std.device))
         return (pi.mode if greedy else pi.sample()).cpu().numpy()
 
 
 def compute_returns(reward, gamma):
     """Returns G_t = r_t + γ G_{t+1} (T, N) of one episode a column; reward (T, N) is 0 after it."""
-    # Row T, behind the last step, stays 0.
-    return_ = torch.zeros(len(reward) + 1, *reward.shape[1:], device=reward.device)
-    for t in reversed(range(len(reward))):
-        return_[t] = reward[t] + gamma * return_[t + 1]
-    return return_[:-1]
-
-
-def standardize(return_, valid):
-    """How much better an episode went on from step t than the N: (G_t - b_t) / σ, shape (T, N)."""
-    # What the others got does not depend on this one's action a_t: to subtract it takes away noise
-    # and leaves the expected gradient, which its own G_t in b_t only makes (N-1)/N as long. σ makes
-    # the step's size independent of the rewards' scale.
-    baseline = return_.mean(1, keepdim=True) if return_.shape[1] > 1 else return_[valid].mean()
-    difference = return_ - baseline
-    return difference / (difference[valid].std(correction=0) + 1e-8)  # correction=0: no NaN for one
+    return_ = reward.clone()
+    for t in reversed(range(len(reward) - 1)):
+        return_[t] += gamma * return_[t + 1]
+    return return_
 
 
 def train(config, run=None):
     """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode."""
     envs, agent, env_step, history = run or set_up(config)
+    N = config.num_envs
     # Each seed and --load plays other episodes. Seeded only here, no episode comes twice.
     seed = int(np.random.SeedSequence([config.seed, 0, env_step]).generate_state(1)[0])
     torch.manual_seed(seed)
@@ -148,21 +129,25 @@ def train(config, run=None):
 
             # Collect: play one episode in each environment with the current policy.
             obs, _ = envs.reset()
-            rollout, playing = [], np.ones(config.num_envs, bool)
+            rollout, playing = [], np.ones(N, bool)
             while playing.any() and len(rollout) < 10_000:  # no episode goes on for ever
                 action = agent.act(obs)
                 next_obs, reward, terminated, truncated, info = envs.step(action)
-                rollout.append((obs, action, reward * playing, playing))
+                rollout.append((np.float32(obs), action, np.float32(reward * playing), playing))
                 ended = playing & (terminated | truncated)
-                obs, playing, env_step = next_obs, playing & ~ended, env_step + config.num_envs
+                obs, playing, env_step = next_obs, playing & ~ended, env_step + N
                 # Who is done plays on until all are: those steps are counted, but not learned from.
                 if ended.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][ended]]
 
-            # Estimate: how well each action was followed up, compared with the other episodes.
-            stacked = (np.stack(x) for x in zip(*rollout))  # each (T, N, ...)
-            obs_seq, action, reward, valid = (torch.as_tensor(x).to(config.device) for x in stacked)
-            weight = standardize(compute_returns(reward, config.gamma), valid)[valid]  # (B,)
+            # Estimate: how much better each episode went on than the mean of all N. What the others
+            # got does not depend on this one's actions: to subtract it takes away nothing but noise.
+            obs_seq, action, reward, valid = (  # each (T, N, ...)
+                torch.as_tensor(np.stack(x)).to(config.device) for x in zip(*rollout))
+            return_ = compute_returns(reward, config.gamma)  # (T, N)
+            baseline = return_.mean(1, keepdim=True) if N > 1 else return_.mean()
+            difference = (return_ - baseline)[valid]  # (B,)
+            weight = difference / (difference.std(correction=0) + 1e-8)  # of any scale of rewards
 
             # Update: one gradient step; the next episodes are played by the new policy.
             b_obs = obs_seq[valid]  # (T, N, ...) -> (B, ...)
@@ -170,8 +155,7 @@ def train(config, run=None):
             log_prob = pi.log_prob(action[valid])
             assert log_prob.shape == weight.shape
             descend(agent, -(log_prob * weight).mean(), learning_rate)
-            if config.normalize_obs:  # only now: the update saw what the policy saw
-                agent.obs_sums += torch.stack([b_obs.double() ** k for k in (0, 1, 2)]).sum(1)
+            agent.update_statistics(b_obs)  # only now: the update saw what the policy saw
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)
@@ -185,30 +169,27 @@ def train(config, run=None):
 
 
 # ---- From here on: set-up, gradient step, checkpoints, evaluation and the command line ----
-
-
 def set_up(config):
     """Environments, agent, env_step and history: of a new run, or as in the checkpoint to load."""
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.manual_seed(config.seed)
     envs = make_envs(config.env_id, config.num_envs)
     agent, env_step, history = Policy(envs, config).to(config.device), 0, []
-    agent.status = 0
     # The weights are one vector, of which each layer has a part: one operation moves them all.
-    agent.weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    nn.utils.vector_to_parameters(agent.weights, agent.parameters())
+    agent.parts = list(agent.parameters())
+    agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()
+    nn.utils.vector_to_parameters(agent.weights, agent.parts)
     agent.adam_mean, agent.adam_square = (nn.Buffer(0 * agent.weights) for _ in range(2))
     agent.adam_steps = nn.Buffer(torch.zeros((), device=config.device))
     if config.load:
         checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
         agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
-        env_step, history = int(checkpoint["env_step"]), [
-            (int(step), float(score)) for step, score in checkpoint["history"]]
+        env_step, history = int(checkpoint["env_step"]), list(map(tuple, checkpoint["history"]))
     if config.save:  # Does it work? Only what was loaded may be overwritten.
         open(config.save, "ab" if config.save == config.load else "xb").close()
-        save(config, agent, env_step, history)
-    modes = ["human"] * config.render + ["rgb_array"] * bool(config.video)
-    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in modes]
+    save(config, agent, env_step, history)
+    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in
+                     ["human"] * config.render + ["rgb_array"] * bool(config.video)]
     return envs, agent, env_step, history
 
 
@@ -228,13 +209,11 @@ def make_envs(env_id, num_envs, render_mode=None, video=""):
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
-def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
+def descend(agent, loss, learning_rate):
     """A step of Adam (arXiv:1412.6980), by torch's function: its class takes a second to import."""
-    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(agent.parameters())))
-    norm = grad.norm()
-    if not (norm * learning_rate).isfinite():
+    grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, agent.parts)])
+    if not np.isfinite(float(grad.norm()) * learning_rate):
         raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
-    grad *= (max_grad_norm / (norm + 1e-6)).clamp(max=1)
     adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],
          lr=learning_rate, beta1=0.9, beta2=0.999, eps=1e-5, fused=True,
          weight_decay=0.0, amsgrad=False, maximize=False)
@@ -242,10 +221,10 @@ def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
 
 def save(config, agent, env_step, history):
     """Writes a checkpoint beside the old one, and puts it in its place: it is never half a file."""
-    state = dict(config=vars(config), agent=agent.state_dict(), env_step=env_step, history=history)
     try:
         if config.save:
-            torch.save(state, config.save + ".unfinished")
+            torch.save(dict(config=vars(config), agent=agent.state_dict(), env_step=env_step,
+                            history=history), config.save + ".unfinished")
             os.replace(config.save + ".unfinished", config.save)
         agent.status = 0
     except (OSError, RuntimeError) as error:  # no reason to lose the run
@@ -270,18 +249,15 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
 
 def main():
     """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows γ
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is one more Ctrl-C
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
         how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
                             help=f"{spec.metadata['help']} (default: {spec.default or 'none'})")
-    # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
-    given = vars(parser.parse_args(None if "__file__" in globals() else []))
     try:
-        config = Config(**given)
+        # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
+        config = Config(**vars(parser.parse_args(None if "__file__" in globals() else [])))
         run = set_up(config)
     except Exception as error:  # as nothing has begun, a setting is wrong
         parser.error(" ".join(str(error).split()))

@@ -1,5 +1,7 @@
 """The losses: their gradients where the equations say what these must be."""
 
+import math
+
 import pytest
 import torch
 from conftest import PPO, load
@@ -23,11 +25,10 @@ def loss_of(name, ratio, advantage, value=None, return_=None, beta=1.0, **settin
     old_log_prob = torch.full_like(ratio, -3.0)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
     pi, action = policy(name, log_prob)
-    old_pi, _ = policy(name, old_log_prob)
     value = torch.zeros_like(ratio) if value is None else value
     return_ = torch.zeros_like(ratio) if return_ is None else return_
     config = module.Config(**{"entropy_coef": 0.0} | settings)
-    return module.ppo_loss(pi, old_pi, value, action, advantage, return_, beta, config), log_prob
+    return module.ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config), log_prob
 
 
 def gradient_of(name, ratio, advantage, **settings):
@@ -65,13 +66,25 @@ def test_the_loss_is_the_sum_of_its_terms(name):
     ratio, advantage, value, return_ = torch.rand(6) + 0.5, torch.randn(6), torch.randn(6), torch.randn(6)
     surrogates = [min(r * a, min(max(r, 0.8), 1.2) * a) for r, a in zip(ratio.tolist(), advantage.tolist())]
     pi, _ = policy(name, -3.0 + ratio.log())
-    old_pi, _ = policy(name, torch.full((6,), -3.0))
     errors = 0.5 * float(((value - return_) ** 2).mean())
     loss, _ = loss_of(name, ratio, advantage, value, return_, clip_eps=0.2, entropy_coef=0.3)
     assert float(loss) == pytest.approx(-sum(surrogates) / 6 + errors - 0.3 * float(pi.entropy().mean()), abs=1e-5)
     loss, _ = loss_of(name, ratio, advantage, value, return_, beta=2.0, objective="penalty")
-    kl = float(kl_divergence(old_pi, pi).mean())
+    kl = sum(r - 1 - math.log(r) for r in ratio.tolist()) / 6
     assert float(loss) == pytest.approx(-float((ratio * advantage).mean()) + errors + 2 * kl, abs=1e-5)
+
+
+def test_the_penalty_estimates_the_divergence_and_its_gradient():
+    """Over the samples of the old policy, the mean of ρ - 1 - log ρ is KL(π_old‖π), and so is its gradient's."""
+    module, old_pi = load("ppo_continuous"), Independent(Normal(torch.zeros(400_000, 2), torch.ones(2)), 1)
+    parameters = torch.tensor([[0.3, -0.2], [0.8, 1.1]], requires_grad=True)
+    make = lambda: Independent(Normal(parameters[0].expand(400_000, 2), parameters[1]), 1)
+    action, zero, config = old_pi.sample(), torch.zeros(400_000), module.Config(objective="penalty")
+    estimate = module.ppo_loss(make(), zero, action, old_pi.log_prob(action), zero, zero, 1.0, config)
+    exact = kl_divergence(old_pi, make()).mean()
+    torch.testing.assert_close(estimate, exact, rtol=0.02, atol=0)
+    gradients = [torch.autograd.grad(x, parameters)[0] for x in (estimate, exact)]
+    torch.testing.assert_close(*gradients, rtol=0.02, atol=0.01)
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -83,7 +96,8 @@ def test_the_entropy_bonus_raises_the_entropy(name):
         parameter = torch.tensor([[0.5, 0.7]], requires_grad=True)
         make, action = lambda: Independent(Normal(torch.zeros(1, 2), parameter), 1), torch.zeros(1, 2)
     before, zero, module = make().entropy().item(), torch.zeros(1), load(name)
-    module.ppo_loss(make(), make(), zero, action, zero, zero, 1.0, module.Config(entropy_coef=1.0)).backward()
+    old, config = make().log_prob(action).detach(), module.Config(entropy_coef=1.0)
+    module.ppo_loss(make(), zero, action, old, zero, zero, 1.0, config).backward()
     with torch.no_grad():
         parameter -= 0.1 * parameter.grad
     assert make().entropy().item() > before

@@ -10,7 +10,7 @@ TASK = {name: "Pendulum-v1" if name == "ppo_continuous" else "CartPole-v1" for n
 
 def small(name, **settings):
     """A short run on marked episodes, with a few odd sizes."""
-    sizes = {"normalize_obs": True} | ({} if name == "reinforce" else {"num_steps": 7})
+    sizes = {} if name == "reinforce" else {"num_steps": 7}
     sizes |= {"num_minibatches": 4, "epochs": 2} if name in PPO else {}
     return load(name).Config(**{"env_id": marked(name), "total_steps": 420, "num_envs": 3} | sizes | settings)
 
@@ -26,14 +26,18 @@ def network_of(module):
 
 def record_passes(module, monkeypatch):
     """Every batch of observations (B, obs_dim) or (T, N, obs_dim) that a gradient step came from."""
-    passes, forward = [], network_of(module).forward
+    seen, passes, forward, descend = [], [], network_of(module).forward, module.descend
 
     def recorded(self, obs):
-        if torch.is_grad_enabled():
-            passes.append(obs.clone())
+        seen.append(obs.clone())
         return forward(self, obs)
 
+    def descended(*args):
+        passes.append(seen[-1])
+        descend(*args)
+
     monkeypatch.setattr(network_of(module), "forward", recorded)
+    monkeypatch.setattr(module, "descend", descended)
     return passes
 
 
@@ -53,7 +57,7 @@ def steps_of(module, monkeypatch):
 
 
 @pytest.mark.parametrize("activation, kind", [("tanh", torch.nn.Tanh), ("relu", torch.nn.ReLU)])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*PPO, "actor_critic"])
 def test_the_weights_are_orthogonal_and_small_at_the_output(name, activation, kind):
     net = load(name).mlp([8, 6, 4, 2], activation, output_gain=0.01)
     assert [type(layer) for layer in net] == [torch.nn.Linear, kind, torch.nn.Linear, kind, torch.nn.Linear]
@@ -61,6 +65,14 @@ def test_the_weights_are_orthogonal_and_small_at_the_output(name, activation, ki
         gram = layer.weight @ layer.weight.T
         torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)), rtol=1e-5, atol=1e-5 * gain**2)
         assert not layer.bias.any()
+
+
+def test_reinforces_weights_are_orthogonal_and_small_at_the_output():
+    net = new_agent("reinforce", hidden_size=2).policy
+    assert [type(layer) for layer in net] == [torch.nn.Linear, torch.nn.Tanh, torch.nn.Linear]
+    for weight, gain in ((net[0].weight, 2**0.5), (net[2].weight.T, 0.01)):
+        torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(2), rtol=1e-5, atol=1e-5 * gain**2)
+    assert not net[0].bias.any() and not net[2].bias.any()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -150,9 +162,9 @@ def test_counts_and_scores_agree_with_a_recount(name, recount, quiet):
 
 def test_reinforce_counts_the_episodes_it_learns_from(recount, monkeypatch, quiet):
     module = load("reinforce")
-    made, learned, standardize = recount(module), [], module.standardize
-    monkeypatch.setattr(module, "standardize", lambda r, valid: learned.append(int(valid.sum())) or standardize(r, valid))
+    made, passes = recount(module), record_passes(module, monkeypatch)
     _, history = module.train(small("reinforce"))
+    learned = [len(batch) for batch in passes]
     assert len(history) == 3 * len(learned)  # one episode of each environment in each update
     assert history[-1][0] == made[0].env_step
     assert sum(learned) < made[0].env_step  # who is done first plays on, and teaches nothing
@@ -274,26 +286,24 @@ def test_observation_statistics_are_those_of_all_observations_so_far(name, recou
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_networks_see_scaled_observations_or_raw_ones(name, quiet):
-    module = load(name)
-    for normalize_obs in (True, False):
-        agent, _ = module.train(small(name, normalize_obs=normalize_obs))
-        seen, obs = [], torch.randn(40, 3) * 5
-        agent.policy.register_forward_pre_hook(lambda net, inputs: seen.append(inputs[0]))
-        agent(obs)
-        expected = obs
-        if normalize_obs:
-            mean, square = agent.obs_sums[1:] / agent.obs_sums[0]
-            std = (square - mean**2).sqrt().float()
-            expected = ((obs - mean.float()) / std).clamp(-10, 10) if name == "ppo_continuous" else 1.5 * obs / std
-        torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-4)
-        assert not normalize_obs or (seen[0] - obs).abs().max() > 1
+def test_the_networks_see_scaled_observations(name, quiet):
+    agent, _ = load(name).train(small(name))
+    seen, obs = [], torch.randn(40, 3) * 5
+    agent.policy.register_forward_pre_hook(lambda net, inputs: seen.append(inputs[0]))
+    agent(obs)
+    agent.act(obs.numpy())
+    mean, square = agent.obs_sums[1:] / agent.obs_sums[0]
+    expected = (2 if name == "ppo_continuous" else 1.5) * obs / (square - mean**2).clamp(min=1e-8).sqrt()
+    assert expected.abs().max() > 10 and (seen[0] - obs).abs().max() > 1
+    for x in seen:
+        torch.testing.assert_close(x, expected.clamp(-10, 10).float(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_observation_that_never_changes_stays_finite(name):
     agent = new_agent(name)
     agent.obs_sums += torch.tensor([[1.0], [7.0], [49.0]], dtype=torch.float64) * 10**12
+    agent.update_statistics(torch.full((4, 3), 7.0))
     outputs = agent(torch.full((4, 3), 7.0))
     pi = outputs if name == "reinforce" else outputs[0]
     assert pi.entropy().isfinite().all() and pi.log_prob(pi.sample()).isfinite().all()
@@ -302,15 +312,14 @@ def test_an_observation_that_never_changes_stays_finite(name):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_statistics_change_only_between_rollouts(name, monkeypatch, quiet):
     """The policy that plays, the estimates and the update see the same statistics."""
-    module, seen = load(name), []
-    forward = network_of(module).forward
+    module, seen, config = load(name), [], small(name, total_steps=63)
+    run = module.set_up(config)
 
-    def recorded(self, obs):
-        seen.append((bool(torch.is_grad_enabled()), float(self.obs_sums[0, 0])))
-        return forward(self, obs)
+    def record(net, inputs):
+        seen.append((bool(torch.is_grad_enabled()), float(run[1].obs_sums[0, 0])))
 
-    monkeypatch.setattr(network_of(module), "forward", recorded)
-    module.train(small(name, total_steps=63))
+    run[1].policy.register_forward_pre_hook(record)
+    module.train(config, run)
     counts = list(dict.fromkeys(count for _, count in seen))
     assert len(counts) >= 2 and counts == sorted(counts)
     for count in counts:  # playing and learning happened with each

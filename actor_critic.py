@@ -103,7 +103,7 @@ class ActorCritic(nn.Module):
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 1.5))
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
@@ -117,7 +117,7 @@ class ActorCritic(nn.Module):
         return pi, self.v_critic(obs).squeeze(-1), self.q_critic(obs)
 
     def normalize(self, obs):
-        return (1.5 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
+        return (2 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
 
     def update_statistics(self, obs):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""

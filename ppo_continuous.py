@@ -131,8 +131,7 @@ class ActorCritic(nn.Module):
     def update_statistics(self, obs):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""
         sums = torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
-        if PROCESSES > 1:
-            torch.distributed.all_reduce(sums)
+        all_reduce(sums)
         self.obs_sums += sums
         mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
         self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
@@ -231,7 +230,8 @@ def train(config, run=None):
                     descend(agent, loss, learning_rate, config.max_grad_norm)
             pi, _ = agent(b_obs)
             log_ratio = pi.log_prob(b_action) - b_old_log_prob
-            kl = (log_ratio.exp() - 1 - log_ratio).mean()  # estimates KL(π_old‖π)
+            kl = (log_ratio.exp() - 1 - log_ratio).mean().detach() / PROCESSES  # ≈ KL(π_old‖π)
+            all_reduce(kl)
             agent.beta.mul_(2 if kl > 1.5 * config.target_kl else  # β follows the KL ([1] Sec. 4)
                             0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1e-4, 1e4)
             agent.update_statistics(b_obs)  # only now: the update saw what the policy saw
@@ -249,6 +249,7 @@ def train(config, run=None):
 
 # ---- From here on: set-up, gradient step, checkpoints, evaluation and the command line ----
 RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun
+all_reduce = torch.distributed.all_reduce if PROCESSES > 1 else lambda tensor: None  # sums
 
 
 def set_up(config):
@@ -301,8 +302,7 @@ def make_envs(env_id, num_envs, render_mode=None, video=""):
 def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
     """A step of Adam (arXiv:1412.6980), by torch's function: its class takes a second to import."""
     grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, agent.parts)])
-    if PROCESSES > 1:
-        torch.distributed.all_reduce(grad)
+    all_reduce(grad)
     norm = float(grad.norm()) / PROCESSES
     if not np.isfinite(norm * learning_rate):
         raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")

@@ -79,7 +79,7 @@ class Policy(nn.Module):
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 1.5))
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))
         size = config.hidden_size
         self.policy = nn.Sequential(nn.Linear(obs_dim, size), nn.Tanh(), nn.Linear(size, n_actions))
         for layer, gain in (self.policy[0], 2**0.5), (self.policy[2], 0.01):
@@ -88,7 +88,7 @@ class Policy(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> the distribution π(·|obs)."""
-        obs = (1.5 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
+        obs = (2 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
         return Categorical(logits=self.policy(obs), validate_args=False)
 
     def update_statistics(self, obs):
@@ -141,7 +141,7 @@ def train(config, run=None):
                     history += [(env_step, float(score)) for score in info["episode"]["r"][ended]]
 
             # Estimate: how much better each episode went on than the mean of all N. What the others
-            # got does not depend on this one's actions: to subtract it takes away nothing but noise.
+            # got does not depend on this one's actions: to subtract it takes away only noise.
             obs_seq, action, reward, valid = (  # each (T, N, ...)
                 torch.as_tensor(np.stack(x)).to(config.device) for x in zip(*rollout))
             return_ = compute_returns(reward, config.gamma)  # (T, N)

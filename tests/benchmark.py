@@ -5,6 +5,7 @@
     python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
     python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5 ..."
     python tests/benchmark.py --peer sb3 --seeds 500 501   the PPO scripts and SB3 in turn, seed by seed
+    python tests/benchmark.py --tasks                      the same on twelve tasks (tests/tasks.py)
 
 Prints a Markdown table, and writes one line for each run to a CSV in tests/results. "Solved" means that
 the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). After
@@ -32,6 +33,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from tasks import SEEDS, TASKS, measure_task, task_table  # noqa: E402
 
 SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
@@ -83,6 +86,15 @@ def train_ours(name, flags, seed, stop=False):
     return module, config, agent, history
 
 
+def curve(history, steps):
+    """The average score of the last 20 episodes after each 1,000 steps, as one word of the CSV."""
+    averages = []
+    for step in range(1_000, steps + 1, 1_000):
+        scores = [score for env_step, score in history if env_step <= step][-20:]
+        averages.append(f"{sum(scores) / len(scores):.1f}" if scores else "")
+    return ";".join(averages)
+
+
 def measure(name, flags, seed):
     """A run of the defaults but for the flags, and its evaluations, as a row of the CSV."""
     start = time.perf_counter()
@@ -94,6 +106,8 @@ def measure(name, flags, seed):
     for kind in ("greedy", "sampled"):
         returns = module.evaluate(agent, config.env_id, episodes, kind == "greedy", seed=seed)
         row[kind] = round(float(returns.mean()), 2)
+    if config.env_id in SOLVED:
+        row["curve"] = curve(history, config.total_steps)
     return row
 
 
@@ -220,31 +234,41 @@ def main():
                         help="settings of the scripts, each string a variant to measure; a single word needs a space "
                         "before it, as ' --render', not to be taken for an option of the benchmark")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
-    parser.add_argument("--csv", type=Path, help="default: tests/results/benchmark.csv, with a peer sb3.csv")
+    parser.add_argument("--tasks", nargs="*", help="measure one row of flags on these tasks, or all, beside SB3")
+    parser.add_argument("--csv", type=Path, help="default: benchmark.csv, sb3.csv or tasks.csv in tests/results")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         who, what, name, seed = options.child
         return child(who, what, name, int(seed))
-    output = options.csv or ROOT / "tests" / "results" / f"{options.peer or 'benchmark'}.csv"
+    what = "tasks" if options.tasks is not None else options.peer or "benchmark"
+    output = options.csv or ROOT / "tests" / "results" / f"{what}.csv"
     output.parent.mkdir(exist_ok=True)
+    rows, print_table = [], table
 
-    if options.peer:
+    if what == "tasks":
+        options.seeds, print_table = SEEDS, task_table
+        rows = list(csv.DictReader(output.open())) if output.exists() else []
+        done = [tuple(row[key] for key in ("program", "script", "task", "seed")) for row in rows]
+        jobs = [(measure_task, train_ours, who, name, task, seed) for seed in SEEDS for name in options.script
+                if name in TASKS for task in TASKS[name] for who in ("ours", "sb3")
+                if task in (options.tasks or TASKS[name]) and (who, name, task, str(seed)) not in done]
+    elif options.peer:
+        print_table = peer_table
         jobs = [(measure_peer, who, "solve", name, seed) for name in options.script if name.startswith("ppo")
                 for seed in options.seeds for who in ("ours", "sb3")]
         jobs += [(measure_peer, who, "speed", "ppo_discrete", seed) for seed in options.seeds for who in ("ours", "sb3")]
     else:
         jobs = [(measure, name, flags, seed) for name in options.script for flags in options.flags for seed in options.seeds]
-    rows = []
     for number, (function, *arguments) in enumerate(jobs, 1):
         rows.append(function(*arguments))
-        print(f"[{number}/{len(jobs)}]", *(f"{key} {value}" for key, value in rows[-1].items() if value != ""), file=sys.stderr, flush=True)
+        print(f"[{number}/{len(jobs)}]", *(f"{key} {value}" for key, value in rows[-1].items() if value != "" and key != "curve"), file=sys.stderr, flush=True)
         with output.open("w", newline="") as file:
             writer = csv.DictWriter(file, list({key: None for row in rows for key in row}))
             writer.writeheader()
             writer.writerows(rows)
-    print("\n".join(peer_table(rows) if options.peer else table(rows)))
-    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(options.peer)}.")
+    print("\n".join(print_table(rows)))
+    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(what != 'benchmark')}.")
 
 
 if __name__ == "__main__":

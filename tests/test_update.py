@@ -156,16 +156,15 @@ class SlowAgent:
     def look(self, obs):
         """An observation as the networks see it.
 
-        It is scaled to standard deviation 1.5, for continuous actions 2, and clipped at 10. Until something
-        has been seen it is not scaled.
+        It is scaled to standard deviation 2 and clipped at 10. Until something has been seen it is not scaled.
         """
-        x, spread = [], 2 if self.gaussian else 1.5
+        x = []
         for j, number in enumerate(obs.tolist()):
             column = [old[j] for old in self.seen]
             if column:
                 mean = sum(column) / len(column)
                 variance = max(sum((old - mean) ** 2 for old in column) / len(column), 1e-8)
-                number = spread * number / math.sqrt(variance)
+                number = 2 * number / math.sqrt(variance)
             if abs(number) > 10:
                 self.events["observation clipped"] += 1
                 number = math.copysign(10, number)
@@ -352,10 +351,10 @@ def slow_ppo(recording, agent):
         for step, pi in zip(steps, old):
             log_ratio = (agent.old_policy(step.obs).log_prob(step.action) - pi.log_prob(step.action)).item()
             kl += (math.exp(log_ratio) - 1 - log_ratio) / len(steps)
-        if config.objective == "penalty" and kl > config.target_kl * 1.5:
+        if kl > config.target_kl * 1.5:  # with the clip β follows, too, but is not used
             agent.beta *= 2
             agent.events["β doubled"] += 1
-        elif config.objective == "penalty" and kl < config.target_kl / 1.5:
+        elif kl < config.target_kl / 1.5:
             agent.beta /= 2
             agent.events["β halved"] += 1
         agent.learn_observations(steps)
@@ -467,7 +466,7 @@ ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step le
 CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
 PPO_CASES = {
     "clip": (dict(activation="relu", max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
-    "penalty": (dict(objective="penalty", target_kl=0.01, max_grad_norm=1.0), {"β doubled", "β halved"}),
+    "penalty": (dict(objective="penalty", target_kl=0.014, max_grad_norm=1.0), {"β doubled", "β halved"}),
     "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1), CLIPS | {"gradient shortened"}),
     "plain": (dict(max_grad_norm=math.inf, entropy_coef=0.0), CLIPS | {"gradient left"}),
 }

@@ -58,7 +58,7 @@ class Config:
     gae_lambda: float = setting(0.97, "0 trusts the critic, 1 the rewards", most=1)
     objective: str = setting("clip", "clip or penalty, to hold updates back", ("clip", "penalty"))
     clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
-    target_kl: float = setting(0.01, "KL divergence per update that the penalty aims at")
+    target_kl: float = setting(0.02, "KL divergence per update that the penalty aims at")
     entropy_coef: float = setting(0.0, "weight of the entropy bonus")
     max_grad_norm: float = setting(1.0, "a longer gradient is shortened to this; inf: never")
     hidden_layers: int = setting(1, "hidden layers of each network")

@@ -43,7 +43,7 @@ replace(D, "estimates", "bootstrap from the same state", "gamma * value[1:]", "g
 replace(D, "estimates", "bootstrap behind a terminal state", "value[1:] * ~terminated", "value[1:]")
 replace(D, "estimates", "no bootstrap behind a truncated episode",
         "value[1:] * ~terminated", "value[1:] * ~(terminated | truncated)")
-replace(D, "estimates", "GAE runs on over a truncation", "~(terminated | truncated)\n    adv", "~terminated\n    adv")
+replace(D, "estimates", "GAE runs on over a truncation", "goes_on = ~(terminated | truncated)", "goes_on = ~terminated")
 replace(D, "estimates", "GAE without λ", "gamma * gae_lambda * (", "gamma * (")
 replace(D, "update", "reset steps are learned from", "buffer.valid[t] = ~done", "buffer.valid[t] = True")
 replace(D, "update", "a rollout starts from an old observation", "buffer.obs[0] = obs", "pass")
@@ -56,67 +56,71 @@ replace(D, "update", "another γ in the spread of returns", "NormalizeReward(env
         "NormalizeReward(envs)")
 
 # ---- ppo_discrete.py: observation statistics ----
-SUMS = "torch.stack([b_obs.double() ** k for k in (0, 1, 2)]).sum(1)"
+LEARN = "            agent.update_statistics(b_obs)  # only now: the update saw what the policy saw\n"
 mutant(D, "statistics before the estimate of π_old", "update",
-       ("old_pi, _ = agent(b_obs)", f"agent.obs_sums += {SUMS}; old_pi, _ = agent(b_obs)"),
-       ("agent.obs_sums += sums", "pass"))
+       ("                b_old_log_prob =", "                agent.update_statistics(b_obs)\n                b_old_log_prob ="),
+       (LEARN, ""))
 mutant(D, "statistics before the update", "update",
-       ("            # Update:", f"            agent.obs_sums += {SUMS}\n            # Update:"),
-       ("agent.obs_sums += sums", "pass"))
-replace(D, "update", "statistics forget the last rollouts", "agent.obs_sums += sums", "agent.obs_sums.copy_(sums)")
-replace(D, "update", "statistics count reset steps", "b_obs.double() ** k", "obs_seq[:-1].flatten(0, 1).double() ** k")
-replace(D, "update", "statistics without being asked", "if config.normalize_obs:", "if True:")
+       ("            # Update:", "            agent.update_statistics(b_obs)\n            # Update:"), (LEARN, ""))
+replace(D, "update", "statistics never learned", LEARN, "")
+replace(D, "update", "statistics forget the last rollouts", "self.obs_sums += sums", "self.obs_sums.copy_(sums)")
+replace(D, "update", "statistics count reset steps", "agent.update_statistics(b_obs)",
+        "agent.update_statistics(obs_seq[:-1].flatten(0, 1))")
 replace(D, "update", "divided by the variance", ".clamp(min=1e-8).sqrt()", ".clamp(min=1e-8)")
-replace(D, "update", "observations scaled to another spread", "(1.5 * obs / (", "(obs / (")
-replace(D, "update", "first observations not as they are", "[[4e-5], [0], [9e-5]]", "[[4e-5], [0], [4e-5]]")
+replace(D, "update", "divided by the root of the mean square", "(mean_square - mean**2)", "mean_square")
+replace(D, "update", "observations scaled to another spread", "(2 * obs /", "(1 * obs /")
+replace(D, "update", "observations not clipped", ".clamp(-10, 10)", "")
+replace(D, "update", "first observations not as they are", "torch.full((obs_dim,), 2.0)", "torch.ones(obs_dim)")
+replace(D, "update", "the policy plays on raw observations", "self.policy(self.normalize(obs)).softmax", "self.policy(obs).softmax")
 replace(D, "training", "constant observations divide by 0", ".clamp(min=1e-8).sqrt()", ".sqrt()")
 
 # ---- ppo_discrete.py: loss and update ----
-replace(D, "losses", "max instead of min", "torch.min(ratio", "torch.max(ratio")
-replace(D, "losses", "the clip alone", "torch.min(ratio * advantage, clipped * advantage)", "clipped * advantage")
+replace(D, "losses", "max instead of min", "torch.min(\n", "torch.max(\n")
+CLIPPED = "ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps) * advantage"
+replace(D, "losses", "the clip alone", f"torch.min(\n        ratio * advantage, {CLIPPED})", CLIPPED)
 replace(D, "losses", "no clip from below", "ratio.clamp(1 - config.clip_eps, 1 +", "ratio.clamp(0, 1 +")
-replace(D, "losses", "ratio upside down", "(pi.log_prob(action) - old_pi.log_prob(action))",
-        "(old_pi.log_prob(action) - pi.log_prob(action))")
-replace(D, "losses", "entropy made small", "** 2 - bonus)", "** 2 + bonus)")
-replace(D, "losses", "critic's error not halved", "+ 0.5 * (value", "+ (value")
-replace(D, "losses", "KL the wrong way round", "beta * kl_divergence(old_pi, pi)", "beta * kl_divergence(pi, old_pi)")
-replace(D, "losses", "KL rewarded", "- beta * kl", "+ beta * kl")
+replace(D, "losses", "ratio upside down", "pi.log_prob(action) - old_log_prob", "old_log_prob - pi.log_prob(action)")
+replace(D, "losses", "entropy made small", "loss - config.entropy_coef", "loss + config.entropy_coef")
+replace(D, "losses", "entropy forgotten", "loss - config.entropy_coef * pi.entropy().mean()", "loss")
+replace(D, "losses", "critic's error not halved", "0.5 * nn.functional.mse", "nn.functional.mse")
+replace(D, "losses", "KL the wrong way round", "(ratio - 1 - log_ratio)", "(ratio * log_ratio - ratio + 1)")
+replace(D, "losses", "KL rewarded", "- beta * (ratio", "+ beta * (ratio")
 replace(D, "update", "advantage not normalized", "(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]")
 replace(D, "update", "advantage normalized over the rollout",
         "torch.std_mean(b_advantage[mb], correction=0)", "torch.std_mean(b_advantage, correction=0)")
 replace(D, "update", "standard deviation of a sample", "b_advantage[mb], correction=0)", "b_advantage[mb])")
 mutant(D, "π_old anew in each epoch", "update",
        ("for _ in range(config.epochs):\n", "for _ in range(config.epochs):\n                "
-        "old_pi = Categorical(logits=agent(b_obs)[0].logits.detach())\n"))
+        "b_old_log_prob = agent(b_obs)[0].log_prob(b_action).detach()\n"))
 replace(D, "update", "one epoch too few", "range(config.epochs)", "range(config.epochs - 1)")
 replace(D, "update", "minibatches of that size instead of that number",
         ".chunk(config.num_minibatches)", ".split(config.num_minibatches)")
 replace(D, "update", "minibatches not shuffled", "torch.randperm(len(b_obs))", "torch.arange(len(b_obs))")
 replace(D, "update", "learning rate rises", "(1 - env_step / config.total_steps)", "(env_step / config.total_steps)")
 replace(D, "update", "learning rate stays", " * (1 - env_step / config.total_steps)", "")
-replace(D, "update", "β stays", 'if config.objective == "penalty":  # β', "if False:  # β")
-replace(D, "update", "β adapts without the penalty", 'if config.objective == "penalty":  # β', "if True:  # β")
+replace(D, "update", "β stays", "mul_(2 if kl > 1.5 * config.target_kl else", "mul_(1 if True else")
+replace(D, "update", "the KL upside down", "(log_ratio.exp() - 1 - log_ratio)", "(1 + log_ratio - log_ratio.exp())")
 mutant(D, "β the wrong way", "update", ("mul_(2 if kl", "mul_(0.5 if kl"), ("0.5 if kl <", "2 if kl <"))
 
 # ---- ppo_discrete.py: gradient step ----
-replace(D, "update", "gradient not shortened", "(max_grad_norm / (norm + 1e-6)).clamp(max=1) / PROCESSES",
+replace(D, "update", "gradient not shortened", "min(1, max_grad_norm / (norm + 1e-6)) / PROCESSES",
         "1 / PROCESSES")
-replace(D, "update", "short gradients made longer", "(norm + 1e-6)).clamp(max=1)", "(norm + 1e-6))")
+replace(D, "update", "short gradients made longer", "min(1, max_grad_norm / (norm + 1e-6))", "(max_grad_norm / (norm + 1e-6))")
 replace(D, "update", "steps of Adam not counted", "[agent.adam_steps]", "[torch.zeros(())]")
 replace(D, "update", "another ε of Adam", "eps=1e-5", "eps=1e-8")
 replace(D, "update", "another beta of Adam", "beta2=0.999", "beta2=0.99")
-replace(D, "interface", "NaN gradients go through", "if not (norm * learning_rate).isfinite():", "if False:")
-replace(D, "checkpoints", "each process follows its own gradient", "torch.distributed.all_reduce(grad)", "pass")
-replace(D, "checkpoints", "each process has its own statistics", "torch.distributed.all_reduce(sums)", "pass")
-replace(D, "checkpoints", "gradients summed over processes, not averaged", ".clamp(max=1) / PROCESSES", ".clamp(max=1)")
+replace(D, "interface", "NaN gradients go through", "if not np.isfinite(norm * learning_rate):", "if False:")
+replace(D, "checkpoints", "each process follows its own gradient", "all_reduce(grad)", "pass")
+replace(D, "checkpoints", "each process has its own statistics", "all_reduce(sums)", "pass")
+replace(D, "checkpoints", "gradients summed over processes, not averaged", "1e-6)) / PROCESSES", "1e-6))")
+replace(D, "checkpoints", "each process has its own β", "            all_reduce(kl)\n", "")
 
 # ---- ppo_discrete.py: networks, seeds and counts ----
 replace(D, "training", "policy not small at first", "config.activation, output_gain=0.01",
         "config.activation, output_gain=1.0")
 replace(D, "training", "layers without the gain √2", "[2**0.5] *", "[1.0] *")
 replace(D, "update", "activation ignored", 'nn.Tanh() if activation == "tanh" else nn.ReLU()', "nn.Tanh()")
-replace(D, "training", "greedy and sampled swapped", "pi.mode if greedy else pi.sample()",
-        "pi.sample() if greedy else pi.mode")
+replace(D, "training", "greedy and sampled swapped", "probs.argmax(-1) if greedy", "probs.argmax(-1) if not greedy")
 replace(D, "training", "every run plays the same episodes", "envs.reset(seed=seed)", "envs.reset(seed=0)")
 replace(D, "training", "the seed sets the weights only", "([config.seed, RANK, env_step])", "([0, RANK, env_step])")
 replace(D, "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
@@ -142,7 +146,7 @@ replace(D, "checkpoints", "spread of rewards not loaded", 'agent.reward_stats.up
 replace(D, "checkpoints", "steps not loaded", 'int(checkpoint["env_step"])', "0")
 replace(D, "checkpoints", "weights not loaded", 'agent.load_state_dict(checkpoint["agent"])', "pass")
 mutant(D, "checkpoint written in place", "checkpoints",
-       ('torch.save(state, config.save + ".unfinished")', "torch.save(state, config.save)"),
+       ('reward_stats=stats), config.save + ".unfinished")', "reward_stats=stats), config.save)"),
        ('os.replace(config.save + ".unfinished", config.save)', "pass"))
 replace(D, "checkpoints", "saved only at the end", "min(next_report, config.total_steps)", "config.total_steps")
 replace(D, "checkpoints", "not saved on Ctrl-C", "save(config, agent, env_step, history)\n        agent.status = 130",
@@ -158,66 +162,64 @@ replace(D, "checkpoints", "code in a checkpoint is run", 'torch.load(path, map_l
         'torch.load(path, map_location="cpu", weights_only=False)')
 replace(D, "checkpoints", "settings of the checkpoint win", "settings = old | {", "settings = given | old | {")
 replace(D, "interface", "a misspelt setting is ignored", "        if settings:\n", "        if False:\n")
-replace(D, "interface", "limits of settings not checked", "if not fits:", "if False:")
+replace(D, "interface", "limits of settings not checked", "if not (value in words", "if False and (value in words")
 
 # ---- ppo_continuous.py ----
 C = "ppo_continuous"
-replace(C, "update", "mean instead of sum of log-probabilities", "old_pi.log_prob(action)).exp()",
-        "old_pi.log_prob(action)).div(action.shape[-1]).exp()")
+replace(C, "update", "mean instead of sum of log-probabilities", "log_ratio = pi.log_prob(action) - old_log_prob",
+        "log_ratio = (pi.log_prob(action) - old_log_prob) / action.shape[-1]")
 replace(C, "update", "actions clipped before they are stored", "= action, obs\n", "= action.clip(-1, 1), obs\n")
 replace(C, "update", "actions leave the range", "(a.reshape(len(a), *space.shape) + 1) / 2, space.low, space.high))",
         "(a.reshape(len(a), *space.shape) + 1) / 2, -np.inf, np.inf))")
 replace(C, "update", "actions fill half the range", "(a.reshape(len(a), *space.shape) + 1) / 2",
         "a.reshape(len(a), *space.shape) / 2")
-replace(C, "update", "observations not shifted", "obs = (obs - mean) / (", "obs = obs / (")
-replace(C, "update", "observations not clipped", "10.0 if config.normalize_obs else np.inf", "np.inf")
-replace(C, "training", "observations always clipped", "10.0 if config.normalize_obs else np.inf", "10.0")
+replace(C, "update", "observations not clipped", ".clamp(-10, 10)", "")
 replace(C, "update", "σ not learned", "self.log_std = nn.Parameter(", "self.log_std = nn.Buffer(")
-replace(C, "update", "σ² for σ", "self.log_std.exp()", "(2 * self.log_std).exp()")
+replace(C, "update", "σ² for σ", "Normal(self.policy(obs), self.log_std.exp()", "Normal(self.policy(obs), (2 * self.log_std).exp()")
 replace(C, "training", "--init-log-std ignored", ", config.init_log_std)", ", 0.0)")
-replace(C, "update", "π_old with the new σ", "old_pi.stddev[mb]", "agent.log_std.exp().expand(len(mb), -1)")
+replace(C, "update", "noise of another width", "self.log_std.exp() * torch.randn", "2 * self.log_std.exp() * torch.randn")
 replace(C, "update", "γ and λ swapped", CALL, CALL.replace("gamma, gae_lambda", "gae_lambda, gamma"))
 replace(C, "update", "terminated and truncated swapped", CALL,
         CALL.replace("terminated, truncated", "truncated, terminated"))
 replace(C, "update", "reset steps are learned from", "buffer.valid[t] = ~done", "buffer.valid[t] = True")
-replace(C, "update", "statistics forget the last rollouts", "agent.obs_sums += sums", "agent.obs_sums.copy_(sums)")
+replace(C, "update", "statistics forget the last rollouts", "self.obs_sums += sums", "self.obs_sums.copy_(sums)")
 replace(C, "update", "advantage not normalized", "(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]")
-replace(C, "update", "β stays", 'if config.objective == "penalty":  # β', "if False:  # β")
-replace(C, "update", "the entropy bonus is forgotten", "** 2 - bonus)", "** 2)")
-replace(C, "training", "greedy and sampled swapped", "pi.mode if greedy else pi.sample()",
-        "pi.sample() if greedy else pi.mode")
+replace(C, "update", "β stays", "mul_(2 if kl > 1.5 * config.target_kl else", "mul_(1 if True else")
+replace(C, "update", "the entropy bonus is forgotten", "loss - config.entropy_coef * pi.entropy().mean()", "loss")
+replace(C, "training", "greedy and sampled swapped", "0 if greedy else", "0 if not greedy else")
 replace(C, "checkpoints", "Adam's memory not saved", "(nn.Buffer(0 * agent.weights) for", "(0 * agent.weights for")
 replace(C, "checkpoints", "a resumed run plays the same episodes", "([config.seed, RANK, env_step])",
         "([config.seed, RANK, 0])")
 
 # ---- reinforce.py ----
 R = "reinforce"
-replace(R, "estimates", "no baseline", "difference = return_ - baseline", "difference = return_")
-replace(R, "estimates", "the baseline is the mean over time", "return_.mean(1, keepdim=True)",
+replace(R, "update", "no baseline", "(return_ - baseline)[valid]", "return_[valid]")
+replace(R, "update", "the baseline is the mean over time", "return_.mean(1, keepdim=True)",
         "return_.mean(0, keepdim=True)")
-replace(R, "estimates", "differences not divided by their spread", "difference / (", "difference + 0 * (")
-replace(R, "estimates", "a single episode has no baseline", "else return_[valid].mean()", "else 0")
-replace(R, "estimates", "returns from the first step on", "for t in reversed(range(len(reward)))",
-        "for t in range(len(reward))")
+replace(R, "update", "differences not divided by their spread", "difference / (", "difference + 0 * (")
+replace(R, "update", "a single episode has no baseline", "else return_.mean()", "else 0")
+replace(R, "estimates", "returns from the first step on", "for t in reversed(range(len(reward) - 1))",
+        "for t in range(len(reward) - 1)")
+replace(R, "training", "policy not small at first", "(self.policy[2], 0.01)", "(self.policy[2], 1.0)")
 replace(R, "update", "returns without discount", "compute_returns(reward, config.gamma)", "compute_returns(reward, 1)")
-replace(R, "update", "rewards after the end count", "reward * playing, playing))", "reward, playing))")
-replace(R, "update", "steps after the end are learned from", "reward * playing, playing))",
-        "reward * playing, np.ones_like(playing)))")
+replace(R, "update", "rewards after the end count", "np.float32(reward * playing)", "np.float32(reward)")
+replace(R, "update", "steps after the end are learned from", "np.float32(reward * playing), playing))",
+        "np.float32(reward * playing), np.ones_like(playing)))")
 replace(R, "update", "second episodes in the scores", "ended = playing & (terminated | truncated)",
         "ended = terminated | truncated")
 replace(R, "update", "truncated episodes do not end", "ended = playing & (terminated | truncated)",
         "ended = playing & terminated")
 replace(R, "update", "the same episodes in each update", "obs, _ = envs.reset()", "obs, _ = envs.reset(seed=seed)")
-replace(R, "update", "observations a row late", "rollout.append((obs,", "rollout.append((next_obs,")
+replace(R, "update", "observations a row late", "rollout.append((np.float32(obs),", "rollout.append((np.float32(next_obs),")
 replace(R, "update", "bad actions made likelier", "-(log_prob * weight).mean()", "(log_prob * weight).mean()")
 replace(R, "update", "sum instead of mean over the steps", "-(log_prob * weight).mean()", "-(log_prob * weight).sum()")
 replace(R, "update", "learning rate rises", "(1 - env_step / config.total_steps)", "(env_step / config.total_steps)")
-replace(R, "update", "statistics forget the last episodes", "agent.obs_sums += torch", "agent.obs_sums[:] = torch")
+replace(R, "update", "statistics forget the last episodes", "self.obs_sums += torch", "self.obs_sums[:] = torch")
 mutant(R, "statistics before the update", "update",
-       ("            pi = agent(b_obs)\n", f"            agent.obs_sums += {SUMS}\n            pi = agent(b_obs)\n"),
-       (f"                agent.obs_sums += {SUMS}\n            if", "                pass\n            if"))
-replace(R, "update", "steps of one environment counted", "env_step + config.num_envs", "env_step + 1")
-replace(R, "update", "observations scaled to another spread", "(1.5 * obs / (", "(obs / (")
+       ("            pi = agent(b_obs)\n", "            agent.update_statistics(b_obs)\n            pi = agent(b_obs)\n"),
+       (LEARN, ""))
+replace(R, "update", "steps of one environment counted", "env_step + N", "env_step + 1")
+replace(R, "update", "observations scaled to another spread", "(2 * obs /", "(1 * obs /")
 replace(R, "interface", "NaN observations go through", "if not (np.abs(obs) < 1e38).all():", "if False:")
 replace(R, "checkpoints", "not saved on Ctrl-C", "save(config, agent, env_step, history)\n        agent.status = 130",
         "agent.status = 130")
@@ -245,15 +247,17 @@ replace(A, "update", "ψ standardized with a sample's deviation", "torch.std_mea
         "torch.std_mean(psi[valid])")
 replace(A, "update", "critic's error not halved", "0.5 * squared_error[valid]", "squared_error[valid]")
 replace(A, "update", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
-replace(A, "update", "reset steps are learned from", "buffer.valid[t] = ~done", "buffer.valid[t] = True")
-replace(A, "update", "a rollout starts from an old observation", "buffer.obs[0] = obs", "pass")
+replace(A, "update", "reset steps are learned from", "valid = ~done", "valid = np.ones_like(done)")
+replace(A, "update", "rewards not scaled", "config.reward_scale * reward", "reward")
+replace(A, "update", "the last observation is missing", "obs_seq.append(np.float32(obs))", "obs_seq.append(obs_seq[-1])")
 replace(A, "update", "gradient not shortened", "descend(agent, loss.mean(), learning_rate, config.max_grad_norm)",
         "descend(agent, loss.mean(), learning_rate)")
-replace(A, "update", "statistics count reset steps", "[obs_seq[:-1][valid].double() ** k",
-        "[obs_seq[:-1].flatten(0, 1).double() ** k")
+replace(A, "update", "statistics count reset steps", "update_statistics(obs_seq[:-1][valid])",
+        "update_statistics(obs_seq[:-1].flatten(0, 1))")
 replace(A, "update", "learning rate stays", " * (1 - env_step / config.total_steps)", "")
-replace(A, "checkpoints", "checkpoint written in place", 'torch.save(state, config.save + ".unfinished")',
-        'torch.save(state, config.save); torch.save(state, config.save + ".unfinished")')
+mutant(A, "checkpoint written in place", "checkpoints",
+       ('history=history), config.save + ".unfinished")', "history=history), config.save)"),
+       ('os.replace(config.save + ".unfinished", config.save)', "pass"))
 replace(A, "checkpoints", "Adam's count not saved", "nn.Buffer(torch.zeros((), device=config.device))",
         "torch.zeros((), device=config.device)")
 replace(A, "training", "evaluation plays the episodes of the training", "[seed, 2**32 - 1]", "[seed, 0, 0]")

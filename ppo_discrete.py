@@ -173,7 +173,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
     surrogate = torch.min(
         ratio * advantage, ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps) * advantage)
     if config.objective == "penalty":
-        surrogate = ratio * advantage - beta * (ratio - 1 - log_ratio)
+        surrogate = ratio * advantage - beta * (ratio - 1 - log_ratio)  # on average the KL
     loss = 0.5 * nn.functional.mse_loss(value, return_) - surrogate.mean()
     return loss - config.entropy_coef * pi.entropy().mean() if config.entropy_coef > 0 else loss
 
@@ -235,7 +235,7 @@ def train(config, run=None):
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)
                 print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
-                      f"episodes: {np.mean([score for _, score in history[-20:]] or np.nan):.1f}  "
+                      f"episodes: {np.mean([score for _, score in history[-20:]] or np.nan):.2f}  "
                       f"kl {kl:.2g}  entropy {pi.entropy().mean():.2g}", flush=True)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
         save(config, agent, env_step, history)
@@ -355,7 +355,7 @@ def main():
         agent, _ = train(config, run)
         for greedy in (True, False):
             score = evaluate(agent, config.env_id, greedy=greedy, seed=config.seed).mean()
-            print(f"{'greedy' if greedy else 'sampled'} evaluation: {score:.1f} over 100 episodes")
+            print(f"{'greedy' if greedy else 'sampled'} evaluation: {score:.2f} over 100 episodes")
         for screen in agent.screens:
             evaluate(agent, config.env_id, 1, envs=screen)
     except FloatingPointError as error:

@@ -160,7 +160,7 @@ def train(config, run=None):
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)
                 print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
-                      f"episodes: {np.mean([score for _, score in history[-20:]] or np.nan):.1f}  "
+                      f"episodes: {np.mean([score for _, score in history[-20:]] or np.nan):.2f}  "
                       f"entropy {pi.entropy().mean():.2g}", flush=True)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
         save(config, agent, env_step, history)
@@ -265,7 +265,7 @@ def main():
         agent, _ = train(config, run)
         for greedy in (True, False):
             score = evaluate(agent, config.env_id, greedy=greedy, seed=config.seed).mean()
-            print(f"{'greedy' if greedy else 'sampled'} evaluation: {score:.1f} over 100 episodes")
+            print(f"{'greedy' if greedy else 'sampled'} evaluation: {score:.2f} over 100 episodes")
         for screen in agent.screens:
             evaluate(agent, config.env_id, 1, envs=screen)
     except FloatingPointError as error:

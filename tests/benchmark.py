@@ -5,6 +5,8 @@
     python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
     python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5 ..."
     python tests/benchmark.py --peer sb3 --seeds 500 501   the PPO scripts and SB3 in turn, seed by seed
+    python tests/benchmark.py --ablate                     with one line of a script changed (tests/ablations.py)
+    python tests/benchmark.py --plot                       draws the learning curves of the recorded runs
     python tests/benchmark.py --tasks                      the same on twelve tasks (tests/tasks.py)
 
 Prints a Markdown table, and writes one line for each run to a CSV in tests/results. "Solved" means that
@@ -25,7 +27,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import fields
@@ -34,31 +35,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import ablations  # noqa: E402
+from peer import Watch, child, count, measure_peer, middle, peer_table, train_sb3  # noqa: E402
 from tasks import SEEDS, TASKS, measure_task, task_table  # noqa: E402
 
 SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
-# SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
-ZOO_CARTPOLE = (
-    "--num-envs 8 --num-steps 32 --num-minibatches 1 --epochs 20 --gamma 0.98 --gae-lambda 0.8 "
-    "--learning-rate 0.001 --max-grad-norm 0.5 --reward-scale 1 --hidden-layers 2 --hidden-size 64"
-)
-
-
-class Watch(list):
-    """A history that notes at which env_step the average of its last 20 episodes reached a threshold."""
-
-    solved_at, stop = None, False
-
-    def __iadd__(self, pairs):
-        for env_step, score in pairs:
-            self.append((env_step, score))
-            mean = sum(s for _, s in self[-20:]) / 20
-            if self.threshold is not None and self.solved_at is None and len(self) >= 20 and mean >= self.threshold:
-                self.solved_at = env_step
-        if self.stop and self.solved_at is not None:
-            raise KeyboardInterrupt  # which ends the training
-        return self
 
 
 def settings_of(module, flags):
@@ -74,9 +56,9 @@ def settings_of(module, flags):
     return settings
 
 
-def train_ours(name, flags, seed, stop=False):
+def train_ours(name, flags, seed, stop=False, module=None):
     """One run of a script, or its beginning until it is solved. Returns module, config, agent, history."""
-    module = importlib.import_module(name)
+    module = module or importlib.import_module(name)
     config = module.Config(**{"seed": seed} | settings_of(module, flags))
     *run, history = module.set_up(config)
     watch = Watch(history)
@@ -95,11 +77,12 @@ def curve(history, steps):
     return ";".join(averages)
 
 
-def measure(name, flags, seed):
-    """A run of the defaults but for the flags, and its evaluations, as a row of the CSV."""
+def measure(name, flags, seed, edit="", pairs=()):
+    """A run of the defaults but for flags or edits, and its evaluations, as a row of the CSV."""
+    edited = ablations.edited_module(name, pairs) if edit else None
     start = time.perf_counter()
-    module, config, agent, history = train_ours(name, flags, seed)
-    row = {"program": name, "flags": flags, "seed": seed, "solved_at_step": history.solved_at,
+    module, config, agent, history = train_ours(name, flags, seed, module=edited)
+    row = {"program": name, "flags": edit or flags, "seed": seed, "solved_at_step": history.solved_at,
            "seconds": round(time.perf_counter() - start, 1)}
     # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
     episodes = 1_000 if config.env_id in SOLVED else 100
@@ -111,69 +94,23 @@ def measure(name, flags, seed):
     return row
 
 
-def train_sb3(name, seed, steps=200_000, stop=True):
-    """One run of stable-baselines3's PPO with the RL Zoo's settings for the script's task."""
-    import torch
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
+def plot(seeds):
+    """Draws the curves in tests/results, and measures those of stable-baselines3 first that are not there."""
+    from figures import RESULTS, draw
 
-    torch.set_num_threads(1)
-    watch = Watch()
-    watch.threshold = 475 if name == "ppo_discrete" else -200
-
-    class Callback(BaseCallback):
-        def _on_step(self):
-            for info in self.locals["infos"]:
-                if "episode" in info:
-                    watch.__iadd__([(self.num_timesteps, info["episode"]["r"])])
-            return not (stop and watch.solved_at is not None)
-
-    if name == "ppo_discrete":
-        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=seed), n_steps=32, batch_size=256, n_epochs=20,
-                    gamma=0.98, gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda left: 0.001 * left,
-                    clip_range=lambda left: 0.2 * left, seed=seed, device="cpu")
-        steps = min(steps, 100_000)
-    else:
-        model = PPO("MlpPolicy", make_vec_env("Pendulum-v1", 4, seed=seed), n_steps=1024, n_epochs=10, gamma=0.9,
-                    gae_lambda=0.95, ent_coef=0.0, learning_rate=0.001, clip_range=0.2, use_sde=True,
-                    sde_sample_freq=4, seed=seed, device="cpu")
-    start = time.perf_counter()
-    model.learn(steps, callback=Callback())
-    return watch, model.num_timesteps / (time.perf_counter() - start)
-
-
-def child(who, what, name, seed):
-    """What a process of its own does for --peer: prints the steps to solve, or the steps per second."""
-    if who == "sb3":
-        watch, speed = train_sb3(name, seed, *(() if what == "solve" else (30_000, False)))
-    else:
-        flags = "" if what == "solve" else f"--total-steps 30000 {ZOO_CARTPOLE}"
-        importlib.import_module(name)  # before the clock starts, as for SB3
-        start = time.perf_counter()
-        watch = train_ours(name, flags, seed, stop=what == "solve")[-1]
-        speed = 30_000 / (time.perf_counter() - start)
-    print(watch.solved_at if what == "solve" else speed)
-
-
-def measure_peer(who, what, name, seed):
-    start = time.perf_counter()
-    command = [sys.executable, __file__, "--child", who, what, name, str(seed)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
-    row = {"program": who, "task": name, "seed": seed}
-    if what == "speed":
-        return row | {"steps_per_second": round(float(out))}
-    steps = None if out == "None" else int(out)
-    return row | {"solved_at_step": steps, "seconds": round(time.perf_counter() - start, 2)}
-
-
-def middle(values):
-    values = sorted(float("inf") if value is None else value for value in values)
-    return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
-
-
-def count(steps):
-    return "never" if steps == float("inf") else f"{steps:,.0f}"
+    path, rows = RESULTS / "curves_sb3.csv", []
+    if path.exists():
+        rows = list(csv.DictReader(path.open()))
+    for seed in seeds:
+        for name in ("ppo_discrete", "ppo_continuous"):
+            if not any(row["program"] == f"sb3 {name}" and int(row["seed"]) == seed for row in rows):
+                watch, _ = train_sb3(name, seed, 100_000, stop=False)
+                rows.append({"program": f"sb3 {name}", "flags": "", "seed": seed, "curve": curve(watch, 100_000)})
+                with path.open("w", newline="") as file:
+                    writer = csv.DictWriter(file, list(rows[0]))
+                    writer.writeheader()
+                    writer.writerows(rows)
+    draw(RESULTS / "curves.png")
 
 
 def table(rows):
@@ -189,28 +126,6 @@ def table(rows):
         greedy, sampled = [row["greedy"] for row in mine], [row["sampled"] for row in mine]
         cells += [f"{sum(greedy) / len(mine):,.1f}", f"{min(greedy):,.1f}", f"{sum(sampled) / len(mine):,.1f}"]
         lines.append(f"| `{f'{name}.py {flags}'.strip()}` | {' | '.join(cells)} | {middle(row['seconds'] for row in mine):,.1f} s |")
-    return lines
-
-
-def peer_table(rows):
-    lines = ["| task | program | solved | median steps | worst | seconds until solved, median (all) | ratio to SB3 |", "|---|---|---|---|---|---|---|"]
-    for name in ("ppo_discrete", "ppo_continuous"):
-        mine = {who: [row for row in rows if row["program"] == who and row["task"] == name and "seconds" in row] for who in ("ours", "sb3")}
-        for who in ("ours", "sb3") if mine["ours"] else ():
-            steps = [row["solved_at_step"] for row in mine[who]]
-            worst = max(float("inf") if step is None else step for step in steps)
-            seconds = [row["seconds"] for row in mine[who]]
-            lines.append(
-                f"| {name} | {who} | {sum(s is not None for s in steps)}/{len(steps)} | {count(middle(steps))} | {count(worst)} | "
-                f"{middle(seconds):.2f} ({', '.join(f'{s:.1f}' for s in seconds)}) | "
-                f"{middle(seconds) / middle(row['seconds'] for row in mine['sb3']):.3f} |"
-            )
-    speeds = {who: [row["steps_per_second"] for row in rows if row["program"] == who and "steps_per_second" in row] for who in ("ours", "sb3")}
-    if speeds["ours"]:
-        ratios = [a / b for a, b in zip(speeds["ours"], speeds["sb3"])]
-        lines += ["", "Environment steps per second on CartPole-v1, both with SB3's RL Zoo settings and networks: "
-                  f"ppo_discrete.py {middle(speeds['ours']):,.0f}, SB3 {middle(speeds['sb3']):,.0f}; "
-                  f"ratio {middle(ratios):.2f} ({', '.join(f'{r:.2f}' for r in ratios)})."]
     return lines
 
 
@@ -235,13 +150,17 @@ def main():
                         "before it, as ' --render', not to be taken for an option of the benchmark")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
     parser.add_argument("--tasks", nargs="*", help="measure one row of flags on these tasks, or all, beside SB3")
+    parser.add_argument("--ablate", nargs="?", const="", metavar="WORD", help="measure edits of the scripts' text")
+    parser.add_argument("--plot", action="store_true", help="draw tests/results/curves.png; SB3 is measured if it lacks")
     parser.add_argument("--csv", type=Path, help="default: benchmark.csv, sb3.csv or tasks.csv in tests/results")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         who, what, name, seed = options.child
-        return child(who, what, name, int(seed))
-    what = "tasks" if options.tasks is not None else options.peer or "benchmark"
+        return child(train_ours, who, what, name, int(seed))
+    if options.plot:
+        return plot(options.seeds)
+    what = options.peer or "tasks" * (options.tasks is not None) or "ablations" * (options.ablate is not None) or "benchmark"
     output = options.csv or ROOT / "tests" / "results" / f"{what}.csv"
     output.parent.mkdir(exist_ok=True)
     rows, print_table = [], table
@@ -253,6 +172,10 @@ def main():
         jobs = [(measure_task, train_ours, who, name, task, seed) for seed in SEEDS for name in options.script
                 if name in TASKS for task in TASKS[name] for who in ("ours", "sb3")
                 if task in (options.tasks or TASKS[name]) and (who, name, task, str(seed)) not in done]
+    elif what == "ablations":
+        options.seeds = ablations.SEEDS
+        jobs = [(measure, name, "", seed, edit, pairs) for edit, names, pairs in ablations.EDITS
+                for name in names if name in options.script and options.ablate in edit for seed in options.seeds]
     elif options.peer:
         print_table = peer_table
         jobs = [(measure_peer, who, "solve", name, seed) for name in options.script if name.startswith("ppo")

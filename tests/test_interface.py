@@ -242,10 +242,13 @@ def test_observations_that_are_no_flat_vectors_are_flattened(name, quiet):
 # ---- README ----
 
 
-def readme_commands():
+def readme_blocks(language):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:bash|sh|shell)\n(.*?)^```", text, re.M | re.S)
-    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def readme_commands():
+    lines = "".join(readme_blocks("bash")).replace("\\\n", "").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -272,6 +275,30 @@ def test_the_harder_tasks_run_as_the_readme_says(env_id, monkeypatch, capsys):
     assert status is None and "step 4,096" in out and out.count("evaluation") == 2
 
 
+def test_the_tutorials_lines_are_those_of_the_scripts():
+    texts = [source(name) for name in SCRIPTS]
+    snippets = readme_blocks("python")
+    assert len(snippets) >= 9
+    for snippet in snippets:
+        assert any(f"\n{snippet}" in text for text in texts), snippet
+
+
+def test_the_readmes_environment_is_learned_in_a_notebook_as_on_the_command_line(tmp_path, monkeypatch, quiet):
+    (tmp_path / "my_env.py").write_text(readme_blocks("py")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    (line,) = [line for line in readme_commands() if "my_env" in line]
+    words = shlex.split(line)[2:]
+    module = load("ppo_discrete")
+    types = {field.name: field.type for field in fields(module.Config)}
+    settings = {}
+    while words:
+        name = words.pop(0).removeprefix("--").replace("-", "_")
+        settings[name] = True if types[name] is bool else types[name](words.pop(0))
+    agent, history = module.train(module.Config(**settings | {"total_steps": 30_000}))
+    assert np.mean([score for _, score in history[:50]]) < -60
+    assert module.evaluate(agent, settings["env_id"], 50).mean() > -35
+
+
 def readme_groups():
     """README's other command lines, those together that need each other's file."""
     lines = [line for line in readme_commands() if line.startswith(("python ", "torchrun ")) and "tests" not in line]
@@ -286,6 +313,7 @@ def test_every_readme_command_runs(lines, tmp_path):
     """With fewer steps; but installing, testing and measuring, which CI and the benchmark do."""
     for name in SCRIPTS:
         shutil.copy(ROOT / f"{name}.py", tmp_path)
+    (tmp_path / "my_env.py").write_text(readme_blocks("py")[0])
     for line in lines:
         words = shlex.split(line, comments=True)
         steps = words.index("--total-steps") + 1 if "--total-steps" in words else None

@@ -1,0 +1,61 @@
+"""What each detail of the scripts buys, and what each classic mistake costs, measured by editing their text.
+
+`python tests/benchmark.py --ablate` measures them all, `--ablate detached` those with that word in their name. Each
+run is a copy of a script in which one piece of text was replaced; all else is as it stands.
+"""
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PPO = ("ppo_discrete", "ppo_continuous")
+SEEDS = list(range(10))
+EDITS = []  # (name, scripts, [(old text, new text), ...])
+
+
+def edit(name, scripts, *pairs):
+    EDITS.append((name, scripts, pairs))
+
+
+edit("as it is", (*PPO, "actor_critic", "reinforce"))
+# Details off
+edit("no orthogonal initialisation", PPO, ("        nn.init.orthogonal_(linear.weight, gain)", "        pass"))
+edit("gradients of any length", PPO, ("min(1, max_grad_norm / (norm + 1e-6)) / PROCESSES", "1 / PROCESSES"))
+edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
+edit("learning rate stays", PPO, (" * (1 - env_step / config.total_steps)", ""))
+edit("observations not scaled", PPO, ("(2 * obs / self.obs_std).clamp(-10, 10)", "obs"))
+edit("rewards not scaled", PPO, ("config.reward_scale * reward", "reward"))
+edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))
+edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))
+edit("one environment", PPO, ('num_envs: int = setting(5, "N', 'num_envs: int = setting(1, "N'))
+edit("minibatches not shuffled", PPO, ("torch.randperm(len(b_obs))", "torch.arange(len(b_obs))"))
+# Classic mistakes
+edit("target not detached", ("actor_critic",), ("target.detach() - value", "target - value"))
+edit("no baseline", ("reinforce",), ("(return_ - baseline)[valid]", "return_[valid]"))
+edit("truncation taken for termination", PPO,
+     ("value[1:] * ~terminated", "value[1:] * ~(terminated | truncated)"))
+edit("advantages leak over ends of episodes", PPO,
+     ("goes_on = ~(terminated | truncated)", "goes_on = torch.ones_like(terminated)"))
+edit("reset step learned from", PPO, ("buffer.valid[t] = ~done", "buffer.valid[t] = True"))
+edit("log-probability of the clipped action", ("ppo_continuous",), ("= action, obs\n", "= action.clip(-1, 1), obs\n"))
+edit("entropy with the wrong sign", PPO, ("loss - config.entropy_coef", "loss + config.entropy_coef"),
+     ("entropy_coef: float = setting(0.0", "entropy_coef: float = setting(0.01"))
+edit("environments seeded anew by each rollout", PPO,
+     ("            buffer.obs[0] = obs\n", "            obs, _ = envs.reset(seed=seed)\n            buffer.obs[0] = obs\n"))
+
+
+def edited_module(script, pairs):
+    """The script as a module, with its edits; each old text has to be there exactly once."""
+    text = (ROOT / f"{script}.py").read_text(encoding="utf-8")
+    for old, new in pairs:
+        if text.count(old) != 1:
+            raise ValueError(f"{script}.py has {text.count(old)} times, not once: {old!r}")
+        text = text.replace(old, new)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{script}_edited.py")
+        path.write_text(text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,116 @@
+"""The PPO scripts beside stable-baselines3's PPO: the time from Enter to solved, and the steps per second."""
+
+import importlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
+ZOO_CARTPOLE = (
+    "--num-envs 8 --num-steps 32 --num-minibatches 1 --epochs 20 --gamma 0.98 --gae-lambda 0.8 "
+    "--learning-rate 0.001 --max-grad-norm 0.5 --reward-scale 1 --hidden-layers 2 --hidden-size 64"
+)
+
+
+class Watch(list):
+    """A history that notes at which env_step the average of its last 20 episodes reached a threshold."""
+
+    solved_at, stop = None, False
+
+    def __iadd__(self, pairs):
+        for env_step, score in pairs:
+            self.append((env_step, score))
+            mean = sum(s for _, s in self[-20:]) / 20
+            if self.threshold is not None and self.solved_at is None and len(self) >= 20 and mean >= self.threshold:
+                self.solved_at = env_step
+        if self.stop and self.solved_at is not None:
+            raise KeyboardInterrupt  # which ends the training
+        return self
+
+
+def middle(values):
+    values = sorted(float("inf") if value is None else value for value in values)
+    return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+
+
+def count(steps):
+    return "never" if steps == float("inf") else f"{steps:,.0f}"
+
+
+def train_sb3(name, seed, steps=200_000, stop=True):
+    """One run of stable-baselines3's PPO with the RL Zoo's settings for the script's task."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    watch = Watch()
+    watch.threshold = 475 if name == "ppo_discrete" else -200
+
+    class Callback(BaseCallback):
+        def _on_step(self):
+            for info in self.locals["infos"]:
+                if "episode" in info:
+                    watch.__iadd__([(self.num_timesteps, info["episode"]["r"])])
+            return not (stop and watch.solved_at is not None)
+
+    if name == "ppo_discrete":
+        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=seed), n_steps=32, batch_size=256, n_epochs=20,
+                    gamma=0.98, gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda left: 0.001 * left,
+                    clip_range=lambda left: 0.2 * left, seed=seed, device="cpu")
+        steps = min(steps, 100_000)
+    else:
+        model = PPO("MlpPolicy", make_vec_env("Pendulum-v1", 4, seed=seed), n_steps=1024, n_epochs=10, gamma=0.9,
+                    gae_lambda=0.95, ent_coef=0.0, learning_rate=0.001, clip_range=0.2, use_sde=True,
+                    sde_sample_freq=4, seed=seed, device="cpu")
+    start = time.perf_counter()
+    model.learn(steps, callback=Callback())
+    return watch, model.num_timesteps / (time.perf_counter() - start)
+
+
+def child(train_ours, who, what, name, seed):
+    """What a process of its own does for --peer: prints the steps to solve, or the steps per second."""
+    if who == "sb3":
+        watch, speed = train_sb3(name, seed, *(() if what == "solve" else (30_000, False)))
+    else:
+        flags = "" if what == "solve" else f"--total-steps 30000 {ZOO_CARTPOLE}"
+        importlib.import_module(name)  # before the clock starts, as for SB3
+        start = time.perf_counter()
+        watch = train_ours(name, flags, seed, stop=what == "solve")[-1]
+        speed = 30_000 / (time.perf_counter() - start)
+    print(watch.solved_at if what == "solve" else speed)
+
+
+def measure_peer(who, what, name, seed):
+    start = time.perf_counter()
+    command = [sys.executable, str(Path(__file__).with_name("benchmark.py")), "--child", who, what, name, str(seed)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    row = {"program": who, "task": name, "seed": seed}
+    if what == "speed":
+        return row | {"steps_per_second": round(float(out))}
+    steps = None if out == "None" else int(out)
+    return row | {"solved_at_step": steps, "seconds": round(time.perf_counter() - start, 2)}
+
+
+def peer_table(rows):
+    lines = ["| task | program | solved | median steps | worst | seconds until solved, median (all) | ratio to SB3 |", "|---|---|---|---|---|---|---|"]
+    for name in ("ppo_discrete", "ppo_continuous"):
+        mine = {who: [row for row in rows if row["program"] == who and row["task"] == name and "seconds" in row] for who in ("ours", "sb3")}
+        for who in ("ours", "sb3") if mine["ours"] else ():
+            steps = [row["solved_at_step"] for row in mine[who]]
+            worst = max(float("inf") if step is None else step for step in steps)
+            seconds = [row["seconds"] for row in mine[who]]
+            lines.append(
+                f"| {name} | {who} | {sum(s is not None for s in steps)}/{len(steps)} | {count(middle(steps))} | {count(worst)} | "
+                f"{middle(seconds):.2f} ({', '.join(f'{s:.1f}' for s in seconds)}) | "
+                f"{middle(seconds) / middle(row['seconds'] for row in mine['sb3']):.3f} |"
+            )
+    speeds = {who: [row["steps_per_second"] for row in rows if row["program"] == who and "steps_per_second" in row] for who in ("ours", "sb3")}
+    if speeds["ours"]:
+        ratios = [a / b for a, b in zip(speeds["ours"], speeds["sb3"])]
+        lines += ["", "Environment steps per second on CartPole-v1, both with SB3's RL Zoo settings and networks: "
+                  f"ppo_discrete.py {middle(speeds['ours']):,.0f}, SB3 {middle(speeds['sb3']):,.0f}; "
+                  f"ratio {middle(ratios):.2f} ({', '.join(f'{r:.2f}' for r in ratios)})."]
+    return lines

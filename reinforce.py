@@ -11,7 +11,7 @@ less than in the others: actions that were followed by more become more likely, 
 the differences. The gradient of L estimates that of -E[G_0], up to a factor, with γ^t left out, as
 everywhere: late steps then count as much as early ones.
 
-`python reinforce.py` solves its task, an average score of 475, in some 22,000 steps.
+`python reinforce.py` solves its task, an average score of 475, in some 20,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8

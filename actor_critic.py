@@ -18,7 +18,7 @@ alone ([1] Sec. 13.5). The error of Q is that of SARSA ([1] Eq. 6.7): a_{t+1} is
 s_{t+1}. The entropy H is large where π is undecided. No gradient flows through ψ_t, which each
 update shifts and scales to mean 0 and variance 1, nor through the critics' targets r_t + ....
 
-`python actor_critic.py` solves its task, an average score of 475, in some 18,000 steps.
+`python actor_critic.py` solves its task, an average score of 475, in some 17,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 """

@@ -103,7 +103,7 @@ class ActorCritic(nn.Module):
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))  # at first obs stays as it is
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
@@ -117,7 +117,7 @@ class ActorCritic(nn.Module):
         return pi, self.v_critic(obs).squeeze(-1), self.q_critic(obs)
 
     def normalize(self, obs):
-        return (2 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
+        return (2 * obs / self.obs_std).clamp(-10, 10)  # a shift by a moving mean would hide drifts
 
     def update_statistics(self, obs):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""
@@ -160,7 +160,7 @@ def train(config, run=None):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 obs_seq.append(np.float32(obs))  # what the step led to
-                reward = np.float32(config.reward_scale * reward)  # V stays near its first size
+                reward = np.float32(config.reward_scale * reward)  # so that V is about 1 to 10
                 valid = ~done  # the step after an episode's end only resets
                 rollout.append((action, reward, terminated, valid))
                 env_step, done = env_step + config.num_envs, terminated | truncated
@@ -287,7 +287,7 @@ def main():
     for spec in fields(Config):
         how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
-                            help=f"{spec.metadata['help']} (default: {spec.default or 'none'})")
+                            help=f"{spec.metadata['help']} (default: {spec.default!r})")
     try:
         # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
         config = Config(**vars(parser.parse_args(None if "__file__" in globals() else [])))

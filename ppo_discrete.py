@@ -4,7 +4,7 @@ A policy π(a|s), the actor, gives the probability of action a in state s, and p
 environment for T steps. A critic V(s) learns how much reward r is still to come after s. The
 advantage Â_t says how much better a_t turned out than the critic expected, and PPO makes actions
 with a positive one more likely, in several passes over the same steps. The clip removes any gain
-from moving π further than ε from π_old, the policy that played them.
+from making an action more than 1+ε, or less than 1-ε times as likely as π_old, which played it.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                    GAE                 [1] Eq. 11, [2]
@@ -109,7 +109,7 @@ class ActorCritic(nn.Module):
         obs_dim, space = envs.single_observation_space.shape[0], envs.single_action_space
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))  # at first obs stays as it is
         self.beta = nn.Buffer(torch.ones(()))  # β of the KL penalty
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
@@ -123,7 +123,7 @@ class ActorCritic(nn.Module):
         return pi, self.critic(obs).squeeze(-1)
 
     def normalize(self, obs):
-        return (2 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
+        return (2 * obs / self.obs_std).clamp(-10, 10)  # a shift by a moving mean would hide drifts
 
     def update_statistics(self, obs):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""
@@ -198,7 +198,7 @@ def train(config, run=None):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 buffer.action[t], buffer.obs[t + 1] = action, obs
-                buffer.reward[t] = config.reward_scale * reward  # V stays near its first size
+                buffer.reward[t] = config.reward_scale * reward  # so that V is about 1 to 10
                 buffer.terminated[t], buffer.truncated[t] = terminated, truncated
                 buffer.valid[t] = ~done  # the step after an episode's end only resets
                 env_step, done = env_step + N * PROCESSES, terminated | truncated
@@ -341,7 +341,7 @@ def main():
     for spec in fields(Config):
         how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
-                            help=f"{spec.metadata['help']} (default: {spec.default or 'none'})")
+                            help=f"{spec.metadata['help']} (default: {spec.default!r})")
     if PROCESSES > 1:
         torch.distributed.init_process_group("gloo")
         sys.stdout = sys.stdout if RANK == 0 else open(os.devnull, "w")

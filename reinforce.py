@@ -79,7 +79,7 @@ class Policy(nn.Module):
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))
+        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))  # at first obs stays as it is
         size = config.hidden_size
         self.policy = nn.Sequential(nn.Linear(obs_dim, size), nn.Tanh(), nn.Linear(size, n_actions))
         for layer, gain in (self.policy[0], 2**0.5), (self.policy[2], 0.01):
@@ -88,7 +88,7 @@ class Policy(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> the distribution π(·|obs)."""
-        obs = (2 * obs / self.obs_std).clamp(-10, 10)  # not shifted: that would hide a drift
+        obs = (2 * obs / self.obs_std).clamp(-10, 10)  # a shift by a moving mean would hide drifts
         return Categorical(logits=self.policy(obs), validate_args=False)
 
     def update_statistics(self, obs):
@@ -254,7 +254,7 @@ def main():
     for spec in fields(Config):
         how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
-                            help=f"{spec.metadata['help']} (default: {spec.default or 'none'})")
+                            help=f"{spec.metadata['help']} (default: {spec.default!r})")
     try:
         # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
         config = Config(**vars(parser.parse_args(None if "__file__" in globals() else [])))

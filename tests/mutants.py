@@ -71,7 +71,7 @@ replace(D, "update", "divided by the root of the mean square", "(mean_square - m
 replace(D, "update", "observations scaled to another spread", "(2 * obs /", "(1 * obs /")
 replace(D, "update", "observations not clipped", ".clamp(-10, 10)", "")
 replace(D, "update", "first observations not as they are", "torch.full((obs_dim,), 2.0)", "torch.ones(obs_dim)")
-replace(D, "update", "the policy plays on raw observations", "self.policy(self.normalize(obs)).softmax", "self.policy(obs).softmax")
+replace(D, "training", "the policy plays on raw observations", "self.policy(self.normalize(obs)).softmax", "self.policy(obs).softmax")
 replace(D, "training", "constant observations divide by 0", ".clamp(min=1e-8).sqrt()", ".sqrt()")
 
 # ---- ppo_discrete.py: loss and update ----

@@ -90,7 +90,7 @@ def test_help_tells_every_setting_and_default(name, monkeypatch, capsys):
     assert status == 0
     for field in fields(module.Config):
         flag = "--" + field.name.replace("_", "-")
-        about = rf"^ +{flag}[ ,].*\n?.*\(default: {re.escape(str(field.default or 'none'))}\)$"
+        about = rf"^ +{flag}[ ,].*\n?.*\(default: {re.escape(repr(field.default))}\)$"
         assert re.search(about, out, re.M), flag
     assert {"env_id", "total_steps", "num_envs", "seed", "device"} <= {field.name for field in fields(module.Config)}
 

@@ -44,7 +44,7 @@ def draw(path):
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", facecolor="white")
     for axis, (task, (end, solved, programs)) in zip(axes, PANELS.items()):
         script = next(iter(programs))
-        for program, colour in programs.items() | {(f"sb3 {script}", "#666666")}:
+        for program, colour in (programs | {f"sb3 {script}": "#666666"}).items():
             scores = curves(program)[:, :end] if len(curves(program)) else curves(program)
             if not scores.size:
                 continue

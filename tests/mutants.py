@@ -112,8 +112,8 @@ replace(D, "update", "another beta of Adam", "beta2=0.999", "beta2=0.99")
 replace(D, "interface", "NaN gradients go through", "if not np.isfinite(norm * learning_rate):", "if False:")
 replace(D, "checkpoints", "each process follows its own gradient", "all_reduce(grad)", "pass")
 replace(D, "checkpoints", "each process has its own statistics", "all_reduce(sums)", "pass")
-replace(D, "checkpoints", "gradients summed over processes, not averaged", "1e-6)) / PROCESSES", "1e-6))")
-replace(D, "checkpoints", "each process has its own β", "            all_reduce(kl)\n", "")
+replace(D, "training", "gradients summed over processes, not averaged", "1e-6)) / PROCESSES", "1e-6))")
+replace(D, "training", "each process has its own β", "            all_reduce(kl)\n", "")
 
 # ---- ppo_discrete.py: networks, seeds and counts ----
 replace(D, "training", "policy not small at first", "config.activation, output_gain=0.01",
@@ -160,7 +160,8 @@ replace(D, "checkpoints", "SIGTERM ends the run at once", "signal.signal(signal.
         "pass")
 replace(D, "checkpoints", "code in a checkpoint is run", 'torch.load(path, map_location="cpu", weights_only=True)',
         'torch.load(path, map_location="cpu", weights_only=False)')
-replace(D, "checkpoints", "settings of the checkpoint win", "settings = old | {", "settings = given | old | {")
+mutant(D, "settings of the checkpoint win", "checkpoints",
+       ("settings = old | {", "settings = given | {"), ('"device": "cpu"} | given', '"device": "cpu"} | old'))
 replace(D, "interface", "a misspelt setting is ignored", "        if settings:\n", "        if False:\n")
 replace(D, "interface", "limits of settings not checked", "if not (value in words", "if False and (value in words")
 

@@ -177,6 +177,23 @@ def wait_until(condition):
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_ctrl_c_saves_what_was_learned_last(name, tmp_path, monkeypatch, quiet):
+    module, path, calls = load(name), tmp_path / "kept.pt", []
+    descend = module.descend
+
+    def stop(*args):
+        calls.append(args)
+        if len(calls) == 9:  # long after the first report, and long before the second
+            raise KeyboardInterrupt
+        descend(*args)
+
+    monkeypatch.setattr(module, "descend", stop)
+    agent, history = module.train(small(name, path, total_steps=10**6))
+    kept = read(path)
+    assert agent.status == 130 and same(kept["agent"], agent.state_dict()) and same(kept["history"], history)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_signals_at_random_moments_lose_nothing(name, number, checkpoints, tmp_path):

@@ -128,7 +128,7 @@ class ActorCritic(nn.Module):
     def update_statistics(self, obs):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""
         sums = torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
-        all_reduce(sums)
+        all_reduce(sums)  # over the processes of torchrun, if there are several
         self.obs_sums += sums
         mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
         self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
@@ -230,7 +230,7 @@ def train(config, run=None):
             all_reduce(kl)
             agent.beta.mul_(2 if kl > 1.5 * config.target_kl else  # β follows the KL ([1] Sec. 4)
                             0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1e-4, 1e4)
-            agent.update_statistics(b_obs)  # only now: the update saw what the policy saw
+            agent.update_statistics(b_obs)  # only now: until here all had one scale
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)

@@ -45,13 +45,19 @@ edit("environments seeded anew by each rollout", PPO,
      ("            buffer.obs[0] = obs\n", "            obs, _ = envs.reset(seed=seed)\n            buffer.obs[0] = obs\n"))
 
 
-def edited_module(script, pairs):
-    """The script as a module, with its edits; each old text has to be there exactly once."""
+def edited_text(script, pairs):
+    """The text of a script with its edits; each old text has to be there exactly once."""
     text = (ROOT / f"{script}.py").read_text(encoding="utf-8")
     for old, new in pairs:
         if text.count(old) != 1:
             raise ValueError(f"{script}.py has {text.count(old)} times, not once: {old!r}")
         text = text.replace(old, new)
+    return text
+
+
+def edited_module(script, pairs):
+    """The script as a module, with its edits."""
+    text = edited_text(script, pairs)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{script}_edited.py")
         path.write_text(text, encoding="utf-8")

@@ -94,6 +94,13 @@ def measure(name, flags, seed, edit="", pairs=()):
     return row
 
 
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list({key: None for row in rows for key in row}))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def plot(seeds):
     """Draws the curves in tests/results, and measures those of stable-baselines3 first that are not there."""
     from figures import RESULTS, draw
@@ -106,10 +113,7 @@ def plot(seeds):
             if not any(row["program"] == f"sb3 {name}" and int(row["seed"]) == seed for row in rows):
                 watch, _ = train_sb3(name, seed, 100_000, stop=False)
                 rows.append({"program": f"sb3 {name}", "flags": "", "seed": seed, "curve": curve(watch, 100_000)})
-                with path.open("w", newline="") as file:
-                    writer = csv.DictWriter(file, list(rows[0]))
-                    writer.writeheader()
-                    writer.writerows(rows)
+                write_csv(path, rows)
     draw(RESULTS / "curves.png")
 
 
@@ -152,7 +156,7 @@ def main():
     parser.add_argument("--tasks", nargs="*", help="measure one row of flags on these tasks, or all, beside SB3")
     parser.add_argument("--ablate", nargs="?", const="", metavar="WORD", help="measure edits of the scripts' text")
     parser.add_argument("--plot", action="store_true", help="draw tests/results/curves.png; SB3 is measured if it lacks")
-    parser.add_argument("--csv", type=Path, help="default: benchmark.csv, sb3.csv or tasks.csv in tests/results")
+    parser.add_argument("--csv", type=Path, help="default: benchmark.csv, sb3.csv, tasks.csv or ablations.csv in tests/results")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -186,10 +190,7 @@ def main():
     for number, (function, *arguments) in enumerate(jobs, 1):
         rows.append(function(*arguments))
         print(f"[{number}/{len(jobs)}]", *(f"{key} {value}" for key, value in rows[-1].items() if value != "" and key != "curve"), file=sys.stderr, flush=True)
-        with output.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list({key: None for row in rows for key in row}))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(output, rows)
     print("\n".join(print_table(rows)))
     seeds = [seed for seed in options.seeds if seed != "speed"]
     print(f"\nSeeds {min(seeds)} to {max(seeds)}; {machine(what in ('tasks', 'sb3'))}.")

@@ -16,6 +16,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ablations import edited_text
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["ppo_discrete", "ppo_continuous", "reinforce", "actor_critic"]
 FILES = [f"test_{part}.py" for part in ("update", "estimates", "losses", "training", "checkpoints", "interface")]
@@ -56,7 +58,7 @@ replace(D, "update", "another γ in the spread of returns", "NormalizeReward(env
         "NormalizeReward(envs)")
 
 # ---- ppo_discrete.py: observation statistics ----
-LEARN = "            agent.update_statistics(b_obs)  # only now: the update saw what the policy saw\n"
+LEARN = "            agent.update_statistics(b_obs)  # only now: until here all had one scale\n"
 mutant(D, "statistics before the estimate of π_old", "update",
        ("                b_old_log_prob =", "                agent.update_statistics(b_obs)\n                b_old_log_prob ="),
        (LEARN, ""))
@@ -265,12 +267,8 @@ replace(A, "training", "evaluation plays the episodes of the training", "[seed, 
 
 
 def mutated(script, edits):
-    """The text of a script with its edits; each old text has to be there exactly once."""
-    text = (ROOT / f"{script}.py").read_text()
-    for old, new in edits:
-        if text.count(old) != 1:
-            raise ValueError(f"{script}.py has {text.count(old)} times, not once: {old!r}")
-        text = text.replace(old, new)
+    """The text of a script with a bug in it, which still has to be Python."""
+    text = edited_text(script, edits)
     compile(text, f"{script}.py", "exec")
     return text
 

@@ -11,6 +11,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from benchmark import settings_of
 from conftest import PPO, ROOT, SCRIPTS, load, marked, run_main
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
@@ -287,13 +288,8 @@ def test_the_readmes_environment_is_learned_in_a_notebook_as_on_the_command_line
     (tmp_path / "my_env.py").write_text(readme_blocks("py")[0])
     monkeypatch.syspath_prepend(tmp_path)
     (line,) = [line for line in readme_commands() if "my_env" in line]
-    words = shlex.split(line)[2:]
     module = load("ppo_discrete")
-    types = {field.name: field.type for field in fields(module.Config)}
-    settings = {}
-    while words:
-        name = words.pop(0).removeprefix("--").replace("-", "_")
-        settings[name] = True if types[name] is bool else types[name](words.pop(0))
+    settings = settings_of(module, line.removeprefix("python ppo_discrete.py "))
     agent, history = module.train(module.Config(**settings | {"total_steps": 30_000}))
     assert np.mean([score for _, score in history[:50]]) < -60
     assert module.evaluate(agent, settings["env_id"], 50).mean() > -35

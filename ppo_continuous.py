@@ -258,9 +258,9 @@ def set_up(config):
     torch.manual_seed(config.seed)
     envs = make_envs(config.env_id, config.num_envs)
     agent, env_step, history = ActorCritic(envs, config).to(config.device), 0, []
-    envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
-    envs.update_running_mean = config.normalize_reward  # if not, the spread stays 1
-    agent.reward_stats = vars(envs.return_rms)
+    if config.normalize_reward:
+        envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
+    agent.reward_stats = vars(envs.return_rms) if config.normalize_reward else {}
     # The weights are one vector, of which each layer has a part: one operation moves them all.
     agent.parts = list(agent.parameters())
     agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()

@@ -30,6 +30,12 @@ edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)
 edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))
 edit("one environment", PPO, ('num_envs: int = setting(5, "N', 'num_envs: int = setting(1, "N'))
 edit("minibatches not shuffled", PPO, ("torch.randperm(len(b_obs))", "torch.arange(len(b_obs))"))
+edit("values clipped, too", PPO,
+     ("                    loss = ppo_loss(",
+      "                    config.old_value = (b_return - b_advantage)[mb]\n                    loss = ppo_loss("),
+     ("0.5 * nn.functional.mse_loss(value, return_)",
+      "0.5 * torch.max((value - return_) ** 2, (config.old_value - return_ + (value - config.old_value).clamp("
+      "-config.clip_eps, config.clip_eps)) ** 2).mean()"))
 # Classic mistakes
 edit("target not detached", ("actor_critic",), ("target.detach() - value", "target - value"))
 edit("no baseline", ("reinforce",), ("(return_ - baseline)[valid]", "return_[valid]"))
@@ -38,6 +44,13 @@ edit("truncation taken for termination", PPO,
 edit("advantages leak over ends of episodes", PPO,
      ("goes_on = ~(terminated | truncated)", "goes_on = torch.ones_like(terminated)"))
 edit("reset step learned from", PPO, ("buffer.valid[t] = ~done", "buffer.valid[t] = True"))
+edit("targets estimated anew by each epoch", PPO,
+     ("            for _ in range(config.epochs):\n", """            for _ in range(config.epochs):
+                with torch.no_grad():
+                    value = agent(obs_seq)[1]
+                advantage = compute_gae(reward, value, terminated, truncated, gamma, gae_lambda)
+                b_advantage, b_return = advantage[valid], (advantage + value[:-1])[valid]
+"""))
 edit("log-probability of the clipped action", ("ppo_continuous",), ("= action, obs\n", "= action.clip(-1, 1), obs\n"))
 edit("entropy with the wrong sign", PPO, ("loss - config.entropy_coef", "loss + config.entropy_coef"),
      ("entropy_coef: float = setting(0.0", "entropy_coef: float = setting(0.01"))

@@ -52,8 +52,8 @@ replace(D, "update", "a rollout starts from an old observation", "buffer.obs[0] 
 replace(D, "update", "observations a row late", "rollout = obs_seq[:-1],", "rollout = obs_seq[1:],")
 replace(D, "update", "the critic learns the advantage", "advantage + value[:-1]  #", "advantage  #")
 replace(D, "update", "rewards not scaled", "config.reward_scale * reward", "reward")
-replace(D, "update", "rewards always normalized", "mean = config.normalize_reward", "mean = True")
-replace(D, "update", "rewards never normalized", "mean = config.normalize_reward", "mean = False")
+replace(D, "update", "rewards always normalized", "    if config.normalize_reward:\n", "    if True:\n")
+replace(D, "update", "rewards never normalized", "    if config.normalize_reward:\n", "    if False:\n")
 replace(D, "update", "another γ in the spread of returns", "NormalizeReward(envs, config.gamma)",
         "NormalizeReward(envs)")
 

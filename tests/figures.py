@@ -87,8 +87,8 @@ def draw_ideas():
         axis.plot(ratio, clipped, color="#1b9e77", linestyle="--", label="clip(ρ, 1-ε, 1+ε) Â")
         axis.plot(ratio, objective, color="#7570b3", linewidth=2.5, label="the smaller one")
         axis.plot(ratio[flat], objective[flat], color="#d95f02", linewidth=5, label="flat: no gradient")
-        axis.set(title=f"Â {'>' if advantage > 0 else '<'} 0: a {'better' if advantage > 0 else 'worse'} action than usual",
-                 xlabel="ratio ρ", xticks=[1 - eps, 1, 1 + eps], xticklabels=["1-ε", "1", "1+ε"], yticks=[])
+        axis.set(title="Â > 0: better than usual" if advantage > 0 else "Â < 0: worse than usual", xlabel="ratio ρ",
+                 xticks=[1 - eps, 1, 1 + eps], xticklabels=["1-ε", "1", "1+ε"], yticks=[])
         axis.legend(frameon=False, fontsize=8, loc="upper left" if advantage > 0 else "lower left")
     for gae_lambda, colour in zip((0, 0.5, 0.9, 0.97, 1), plt.get_cmap("viridis")(np.linspace(0, 0.9, 5))):
         axes[2].plot((0.995 * gae_lambda) ** np.arange(41), "o-", color=colour, markersize=2, label=f"λ = {gae_lambda}")
@@ -161,33 +161,29 @@ def draw_ablations():
     """What every edit of the scripts' text does to the steps until solved, and to the final score."""
     rng = np.random.default_rng(0)
     with (RESULTS / "ablations.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if row["program"].startswith("ppo")]
+    names = list(dict.fromkeys(row["flags"] for row in rows))
     figure, axes = plt.subplots(1, 4, figsize=(10, 6), layout="constrained", sharey=True)
-    names = list(dict.fromkeys(row["flags"] for row in rows if row["program"].startswith("ppo")))
-    for number, program in enumerate(("ppo_discrete", "ppo_continuous")):
-        _, end, _ = list(PANELS.values())[number]
+    for program, task, end, (left, right) in (
+            ("ppo_discrete", "CartPole-v1", 30, axes[:2]), ("ppo_continuous", "Pendulum-v1", 99, axes[2:])):
         for y, name in enumerate(names):
             mine = [row for row in rows if (row["program"], row["flags"]) == (program, name)]
             if not mine:
                 continue
-            steps = np.array([float(row["solved_at_step"] or "inf") / 1_000 for row in mine])
-            scores = np.array([float(row["greedy"]) for row in mine])
-            colour = "#666666" if name == "as it is" else "#d95f02"
-            unsolved = int(np.isinf(steps).sum())
-            limit = 35 if number == 0 else 100
-            line, (low, high) = band(np.minimum(steps, limit), rng)
-            axes[2 * number].plot([low, high], [y, y], color=colour, linewidth=5, alpha=0.35)
-            axes[2 * number].plot(line, y, "o", color=colour)
+            colour = "black" if name == "as it is" else "#d95f02"
+            # A run that never solved its task counts as if it had done so at its end.
+            steps = np.array([float(row["solved_at_step"] or 1_000 * end) / 1_000 for row in mine])
+            for axis, values in ((left, steps), (right, np.array([float(row["greedy"]) for row in mine]))):
+                line, (low, high) = band(values, rng)
+                axis.plot([low, high], [y, y], color=colour, linewidth=6, alpha=0.3)
+                axis.plot(line, y, "o", color=colour)
+            unsolved = sum(not row["solved_at_step"] for row in mine)
             if unsolved:
-                axes[2 * number].text(limit, y, f"{unsolved} of {len(mine)} unsolved ", ha="right", va="bottom", fontsize=7)
-            line, (low, high) = band(scores, rng)
-            axes[2 * number + 1].plot([low, high], [y, y], color=colour, linewidth=5, alpha=0.35)
-            axes[2 * number + 1].plot(line, y, "o", color=colour)
-        task = ("CartPole-v1", "Pendulum-v1")[number]
-        axes[2 * number].set(title=f"{task}: steps", xlabel="thousands, until solved")
-        axes[2 * number + 1].set(title=f"{task}: score", xlabel="greedy, at the end")
+                left.annotate(f"{unsolved}/{len(mine)} unsolved", (end, y), fontsize=7, ha="right", va="bottom")
+        left.set(title=task, xlabel="1,000 steps until solved", xlim=(0, 1.05 * end))
+        right.set(title=task, xlabel="greedy score in the end")
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     for axis in axes:
-        axis.grid(axis="y", alpha=0.3)
+        axis.grid(axis="both", alpha=0.3)
     finish(figure, "ablations.png")

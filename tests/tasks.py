@@ -63,8 +63,8 @@ def measure_task(train_ours, program, name, task, seed):
 
 
 def task_table(rows):
-    """For each task the median score of both programs, all seeds in brackets, and how many steps a second they did."""
-    lines = ["| script | task | steps | our score, median (all) | SB3's | our steps/s | SB3's | time per step |",
+    """For each task the median score of both programs, the worst in brackets, and how many steps a second they did."""
+    lines = ["| script | task | steps | our score, median (worst) | SB3's | our steps/s | SB3's | time per step |",
              "|---|---|---|---|---|---|---|---|"]
     for name, tasks in TASKS.items():
         for task, steps in tasks.items():
@@ -75,8 +75,7 @@ def task_table(rows):
                 speeds += [float(row["steps_per_second"]) for row in mine if row["steps_per_second"] != ""]
                 digits = 2 if task == "FrozenLake-v1" else 1
                 if greedy:
-                    seeds = ", ".join(f"{score:,.{digits}f}" for score in greedy)
-                    scores.append(f"{greedy[len(greedy) // 2]:,.{digits}f} ({seeds})")
+                    scores.append(f"{greedy[len(greedy) // 2]:,.{digits}f} ({greedy[0]:,.{digits}f})")
             if len(scores) == len(speeds) == 2:
                 cells = [f"`{name}.py`", task, f"{steps:,}", *scores, *(f"{speed:,.0f}" for speed in speeds),
                          f"{speeds[1] / speeds[0]:.2f}"]

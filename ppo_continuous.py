@@ -18,7 +18,7 @@ estimates the return, the discounted sum of rewards; the entropy H is large wher
 With --objective penalty the first term is -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the
 divergence KL tells how far π has moved from π_old, and its weight β adapts to it.
 
-`python ppo_continuous.py` solves its task, an average score of -200, in some 16,000 steps.
+`python ppo_continuous.py` solves its task, an average score of -200, in some 17,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16

@@ -178,8 +178,8 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
         ratio * advantage, ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps) * advantage)
     if config.objective == "penalty":
         surrogate = ratio * advantage - beta * (ratio - 1 - log_ratio)  # on average the KL
-    loss = 0.5 * nn.functional.mse_loss(value, return_) - surrogate.mean()
-    return loss - config.entropy_coef * pi.entropy().mean() if config.entropy_coef > 0 else loss
+    return 0.5 * nn.functional.mse_loss(value, return_) - surrogate.mean() - (
+        config.entropy_coef * pi.entropy().mean() if config.entropy_coef > 0 else 0)
 
 
 def train(config, run=None):
@@ -261,8 +261,7 @@ def set_up(config):
     if config.normalize_reward:
         envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
     agent.reward_stats = vars(envs.return_rms) if config.normalize_reward else {}
-    # The weights are one vector, of which each layer has a part: one operation moves them all.
-    agent.parts = list(agent.parameters())
+    agent.parts = list(agent.parameters())  # of one vector, so that one operation moves them all
     agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()
     nn.utils.vector_to_parameters(agent.weights, agent.parts)
     agent.adam_mean, agent.adam_square = (nn.Buffer(0 * agent.weights) for _ in range(2))

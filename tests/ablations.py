@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PPO = ("ppo_discrete", "ppo_continuous")
 SEEDS = list(range(10))
+FLAGS = {"ppo_continuous": "--total-steps 50000"}  # half a run tells enough, in half the time
 EDITS = []  # (name, scripts, [(old text, new text), ...])
 
 
@@ -52,7 +53,7 @@ edit("targets estimated anew by each epoch", PPO,
                 b_advantage, b_return = advantage[valid], (advantage + value[:-1])[valid]
 """))
 edit("log-probability of the clipped action", ("ppo_continuous",), ("= action, obs\n", "= action.clip(-1, 1), obs\n"))
-edit("entropy with the wrong sign", PPO, ("loss - config.entropy_coef", "loss + config.entropy_coef"),
+edit("entropy with the wrong sign", PPO, ("surrogate.mean() - (", "surrogate.mean() + ("),
      ("entropy_coef: float = setting(0.0", "entropy_coef: float = setting(0.01"))
 edit("environments seeded anew by each rollout", PPO,
      ("            buffer.obs[0] = obs\n", "            obs, _ = envs.reset(seed=seed)\n            buffer.obs[0] = obs\n"))

@@ -179,7 +179,7 @@ def main():
                 if task in (options.tasks or TASKS[name]) and (who, name, task, str(seed)) not in done]
     elif what == "ablations":
         options.seeds = ablations.SEEDS
-        jobs = [(measure, name, "", seed, edit, pairs) for edit, names, pairs in ablations.EDITS
+        jobs = [(measure, name, ablations.FLAGS.get(name, ""), seed, edit, pairs) for edit, names, pairs in ablations.EDITS
                 for name in names if name in options.script and options.ablate in edit for seed in options.seeds]
     elif options.peer:
         print_table = peer_table

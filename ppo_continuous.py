@@ -233,7 +233,7 @@ def train(config, run=None):
             kl = (log_ratio.exp() - 1 - log_ratio).mean().detach() / PROCESSES  # ≈ KL(π_old‖π)
             all_reduce(kl)
             agent.beta.mul_(2 if kl > 1.5 * config.target_kl else  # β follows the KL ([1] Sec. 4)
-                            0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1e-4, 1e4)
+                            0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1, 1e4)
             agent.update_statistics(b_obs)  # only now: until here all had one scale
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20

@@ -86,6 +86,7 @@ replace(D, "losses", "entropy made small", "surrogate.mean() - (", "surrogate.me
 replace(D, "losses", "entropy forgotten", "config.entropy_coef > 0 else 0", "False else 0")
 replace(D, "losses", "critic's error not halved", "0.5 * nn.functional.mse", "nn.functional.mse")
 replace(D, "losses", "KL the wrong way round", "(ratio - 1 - log_ratio)", "(ratio * log_ratio - ratio + 1)")
+replace(D, "training", "β falls below 1", "clamp_(1, 1e4)", "clamp_(0, 1e4)")
 replace(D, "losses", "KL rewarded", "- beta * (ratio", "+ beta * (ratio")
 replace(D, "update", "advantage not normalized", "(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]")
 replace(D, "update", "advantage normalized over the rollout",

@@ -355,8 +355,8 @@ def slow_ppo(recording, agent):
             agent.beta *= 2
             agent.events["β doubled"] += 1
         elif kl < config.target_kl / 1.5:
-            agent.beta /= 2
-            agent.events["β halved"] += 1
+            agent.events["β halved" if agent.beta > 1 else "β stays"] += 1
+            agent.beta = max(agent.beta / 2, 1)
         agent.learn_observations(steps)
         yield
 

@@ -8,6 +8,8 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
+from peer import count, middle
+
 ROOT = Path(__file__).resolve().parent.parent
 PPO = ("ppo_discrete", "ppo_continuous")
 SEEDS = list(range(10))
@@ -79,3 +81,20 @@ def edited_module(script, pairs):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return module
+
+
+def ablation_table(rows):
+    """For each edit and script: the solved runs, their median steps, and the mean of the greedy scores in the end."""
+    scripts = list(dict.fromkeys(row["program"] for row in rows))
+    lines = ["| edit | " + " | ".join(f"`{script}.py`: solved, median steps, score" for script in scripts) + " |",
+             "|---" * (len(scripts) + 1) + "|"]
+    for name in dict.fromkeys(row["flags"] for row in rows):
+        cells = [name]
+        for script in scripts:
+            mine = [row for row in rows if (row["program"], row["flags"]) == (script, name)]
+            steps = [int(row["solved_at_step"]) if row["solved_at_step"] else None for row in mine]
+            score = sum(float(row["greedy"]) for row in mine) / max(len(mine), 1)
+            solved = sum(step is not None for step in steps)
+            cells.append(f"{solved}/{len(mine)}, {count(middle(steps))}, {score:.1f}" if mine else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

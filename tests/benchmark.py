@@ -178,7 +178,7 @@ def main():
                 if name in TASKS for task in TASKS[name] for who in ("ours", "sb3")
                 if task in (options.tasks or TASKS[name]) and (who, name, task, str(seed)) not in done]
     elif what == "ablations":
-        options.seeds = ablations.SEEDS
+        options.seeds, print_table = ablations.SEEDS, ablations.ablation_table
         jobs = [(measure, name, ablations.FLAGS.get(name, ""), seed, edit, pairs) for edit, names, pairs in ablations.EDITS
                 for name in names if name in options.script and options.ablate in edit for seed in options.seeds]
     elif options.peer:

@@ -165,7 +165,7 @@ def draw_ablations():
     names = list(dict.fromkeys(row["flags"] for row in rows))
     figure, axes = plt.subplots(1, 4, figsize=(10, 6), layout="constrained", sharey=True)
     for program, task, end, (left, right) in (
-            ("ppo_discrete", "CartPole-v1", 30, axes[:2]), ("ppo_continuous", "Pendulum-v1", 99, axes[2:])):
+            ("ppo_discrete", "CartPole-v1", 30, axes[:2]), ("ppo_continuous", "Pendulum-v1", 50, axes[2:])):
         for y, name in enumerate(names):
             mine = [row for row in rows if (row["program"], row["flags"]) == (program, name)]
             if not mine:

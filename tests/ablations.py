@@ -33,6 +33,8 @@ edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)
 edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))
 edit("one environment", PPO, ('num_envs: int = setting(5, "N', 'num_envs: int = setting(1, "N'))
 edit("minibatches not shuffled", PPO, ("torch.randperm(len(b_obs))", "torch.arange(len(b_obs))"))
+edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = setting(0.995", "gamma: float = setting(0.98"))
+edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = setting(0.98", "gamma: float = setting(0.995"))
 edit("values clipped, too", PPO,
      ("                    loss = ppo_loss(",
       "                    config.old_value = (b_return - b_advantage)[mb]\n                    loss = ppo_loss("),

@@ -59,8 +59,14 @@ edit("targets estimated anew by each epoch", PPO,
 edit("log-probability of the clipped action", ("ppo_continuous",), ("= action, obs\n", "= action.clip(-1, 1), obs\n"))
 edit("entropy with the wrong sign", PPO, ("surrogate.mean() - (", "surrogate.mean() + ("),
      ("entropy_coef: float = setting(0.0", "entropy_coef: float = setting(0.01"))
-edit("environments seeded anew by each rollout", PPO,
-     ("            buffer.obs[0] = obs\n", "            obs, _ = envs.reset(seed=seed)\n            buffer.obs[0] = obs\n"))
+HISTORY = """                    history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
+"""
+edit("all episodes from the same starts", ("ppo_discrete",),
+     (HISTORY, HISTORY + "                    envs.unwrapped.np_random = np.random.default_rng(seed)\n"))
+edit("all episodes from the same starts", ("ppo_continuous",),
+     (HISTORY, HISTORY + """                    for i, env in enumerate(envs.unwrapped.envs):
+                        env.unwrapped.np_random = np.random.default_rng(seed + i)
+"""))
 
 
 def edited_text(script, pairs):

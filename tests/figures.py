@@ -179,9 +179,9 @@ def draw_ablations():
                 axis.plot(line, y, "o", color=colour)
             unsolved = sum(not row["solved_at_step"] for row in mine)
             if unsolved:
-                left.annotate(f"{unsolved}/{len(mine)} unsolved", (end, y), fontsize=7, ha="right", va="bottom")
-        left.set(title=task, xlabel="1,000 steps until solved", xlim=(0, 1.05 * end))
-        right.set(title=task, xlabel="greedy score in the end")
+                left.annotate(f"{unsolved}/{len(mine)} unsolved", (0, y), fontsize=7, va="center")
+        left.set(title=task, xlabel="1,000 steps to solve", xlim=(0, 1.05 * end))
+        right.set(title=task, xlabel="final score")
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     for axis in axes:

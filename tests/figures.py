@@ -164,8 +164,9 @@ def draw_ablations():
         rows = [row for row in csv.DictReader(file) if row["program"].startswith("ppo")]
     names = list(dict.fromkeys(row["flags"] for row in rows))
     figure, axes = plt.subplots(1, 4, figsize=(10, 6), layout="constrained", sharey=True)
-    for program, task, end, (left, right) in (
-            ("ppo_discrete", "CartPole-v1", 30, axes[:2]), ("ppo_continuous", "Pendulum-v1", 50, axes[2:])):
+    for program, task, end, scores, (left, right) in (
+            ("ppo_discrete", "CartPole-v1", 30, (0, 530), axes[:2]),
+            ("ppo_continuous", "Pendulum-v1", 50, (-400, -120), axes[2:])):
         for y, name in enumerate(names):
             mine = [row for row in rows if (row["program"], row["flags"]) == (program, name)]
             if not mine:
@@ -179,9 +180,11 @@ def draw_ablations():
                 axis.plot(line, y, "o", color=colour)
             unsolved = sum(not row["solved_at_step"] for row in mine)
             if unsolved:
-                left.annotate(f"{unsolved}/{len(mine)} unsolved", (0, y), fontsize=7, va="center")
+                left.annotate(f"{unsolved}/{len(mine)} unsolved", (0.3, y - 0.1), fontsize=7)
+            if line < scores[0]:
+                right.annotate(f"← {line:.0f}", (scores[0], y - 0.1), fontsize=7)
         left.set(title=task, xlabel="1,000 steps to solve", xlim=(0, 1.05 * end))
-        right.set(title=task, xlabel="final score")
+        right.set(title=task, xlabel="final score", xlim=scores)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     for axis in axes:

@@ -68,11 +68,11 @@ def draw_curves():
             axis.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
             axis.plot(steps, line, color=colour, linewidth=2, label=f"{name} ({len(scores)} seeds)")
         axis.axhline(solved, color="black", linewidth=0.8, linestyle=":")
-        axis.text(end, solved, "solved ", ha="right", va="top", fontsize=8)
+        axis.text(0, solved, " solved", va="bottom", fontsize=8)
         axis.set(title=task, xlabel="environment steps, in thousands", ylabel="average score of 20 episodes",
                  xlim=(0, end))
         axis.legend(frameon=False, loc="lower right")
-    finish(figure, "curves.png")
+    finish(figure, "curves.png", dpi=125)
 
 
 def draw_ideas():

@@ -189,7 +189,7 @@ replace(C, "update", "reset steps are learned from", "buffer.valid[t] = ~done", 
 replace(C, "update", "statistics forget the last rollouts", "self.obs_sums += sums", "self.obs_sums.copy_(sums)")
 replace(C, "update", "advantage not normalized", "(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]")
 replace(C, "update", "β stays", "mul_(2 if kl > 1.5 * config.target_kl else", "mul_(1 if True else")
-replace(C, "update", "the entropy bonus is forgotten", "loss - config.entropy_coef * pi.entropy().mean()", "loss")
+replace(C, "update", "the entropy bonus is forgotten", "config.entropy_coef > 0 else 0", "False else 0")
 replace(C, "training", "greedy and sampled swapped", "0 if greedy else", "0 if not greedy else")
 replace(C, "checkpoints", "Adam's memory not saved", "(nn.Buffer(0 * agent.weights) for", "(0 * agent.weights for")
 replace(C, "checkpoints", "a resumed run plays the same episodes", "([config.seed, RANK, env_step])",

@@ -206,7 +206,8 @@ def set_up(config):
     torch.manual_seed(config.seed)
     envs = make_envs(config.env_id, config.num_envs)
     agent, env_step, history = ActorCritic(envs, config).to(config.device), 0, []
-    agent.parts = list(agent.parameters())  # of one vector, so that one operation moves them all
+    # The weights are one vector, of which each layer has a part: one operation moves them all.
+    agent.parts = list(agent.parameters())
     agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()
     nn.utils.vector_to_parameters(agent.weights, agent.parts)
     agent.adam_mean, agent.adam_square = (nn.Buffer(0 * agent.weights) for _ in range(2))

@@ -53,6 +53,7 @@ class Config:
     epochs: int = setting(10, "passes over each rollout", least=1)
     num_minibatches: int = setting(8, "parts of a rollout, with a gradient step for each", least=1)
     learning_rate: float = setting(1e-3, "step size of Adam at first; it falls linearly to 0")
+    obs_std: float = setting(2.0, "scale observations to this standard deviation", most=10)
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
     normalize_reward: bool = setting(False, "divide rewards by the spread of discounted returns")
     gamma: float = setting(0.98, "discount of future rewards", most=1)
@@ -111,7 +112,7 @@ class ActorCritic(nn.Module):
         obs_dim, space = envs.single_observation_space.shape[0], envs.single_action_space
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))  # at first obs stays as it is
+        self.obs_unit = nn.Buffer(torch.ones(obs_dim))  # at first obs stays as it is
         self.beta = nn.Buffer(torch.ones(()))  # β of the KL penalty
         self.log_std = nn.Parameter(torch.full((int(np.prod(space.shape)),), config.init_log_std))
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
@@ -126,22 +127,22 @@ class ActorCritic(nn.Module):
         return pi, self.critic(obs).squeeze(-1)
 
     def normalize(self, obs):
-        return (2 * obs / self.obs_std).clamp(-10, 10)  # a shift by a moving mean would hide drifts
+        return (obs / self.obs_unit).clamp(-10, 10)  # a shift by a moving mean would hide drifts
 
-    def update_statistics(self, obs):
+    def update_statistics(self, obs, obs_std):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""
         sums = torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
         all_reduce(sums)  # over the processes of torchrun, if there are several
         self.obs_sums += sums
         mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
+        self.obs_unit.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt() / obs_std)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N, action_dim), sampled or the mean."""
         if not (np.abs(obs) < 1e38).all():
             raise FloatingPointError("the environment's observation is not finite")
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_std.device)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_unit.device)
         mean = self.policy(self.normalize(obs))
         noise = 0 if greedy else self.log_std.exp() * torch.randn_like(mean)
         return (mean + noise).cpu().numpy()
@@ -195,7 +196,6 @@ def train(config, run=None):
     try:
         while env_step < config.total_steps:
             learning_rate = config.learning_rate * (1 - env_step / config.total_steps)
-
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
             for t in range(T):
@@ -234,7 +234,7 @@ def train(config, run=None):
             all_reduce(kl)
             agent.beta.mul_(2 if kl > 1.5 * config.target_kl else  # β follows the KL ([1] Sec. 4)
                             0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1, 1e4)
-            agent.update_statistics(b_obs)  # only now: until here all had one scale
+            agent.update_statistics(b_obs, config.obs_std)  # only now: so far all had one scale
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)

@@ -155,7 +155,7 @@ def train(config, run=None):
             log_prob = pi.log_prob(action[valid])
             assert log_prob.shape == weight.shape
             descend(agent, -(log_prob * weight).mean(), learning_rate)
-            agent.update_statistics(b_obs)  # only now: until here all had one scale
+            agent.update_statistics(b_obs)  # only now: so far all had one scale
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, env_step, history)

@@ -27,7 +27,7 @@ edit("no orthogonal initialisation", PPO, ("        nn.init.orthogonal_(linear.w
 edit("gradients of any length", PPO, ("min(1, max_grad_norm / (norm + 1e-6)) / PROCESSES", "1 / PROCESSES"))
 edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
 edit("learning rate stays", PPO, (" * (1 - env_step / config.total_steps)", ""))
-edit("observations not scaled", PPO, ("(2 * obs / self.obs_std).clamp(-10, 10)", "obs"))
+edit("observations not scaled", PPO, ("(obs / self.obs_unit).clamp(-10, 10)", "obs"))
 edit("rewards not scaled", PPO, ("config.reward_scale * reward", "reward"))
 edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))
 edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))

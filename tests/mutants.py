@@ -58,21 +58,21 @@ replace(D, "update", "another γ in the spread of returns", "NormalizeReward(env
         "NormalizeReward(envs)")
 
 # ---- ppo_discrete.py: observation statistics ----
-LEARN = "            agent.update_statistics(b_obs)  # only now: until here all had one scale\n"
+LEARN = "            agent.update_statistics(b_obs, config.obs_std)  # only now: so far all had one scale\n"
 mutant(D, "statistics before the estimate of π_old", "update",
-       ("                b_old_log_prob =", "                agent.update_statistics(b_obs)\n                b_old_log_prob ="),
+       ("                b_old_log_prob =", "                agent.update_statistics(b_obs, config.obs_std)\n                b_old_log_prob ="),
        (LEARN, ""))
 mutant(D, "statistics before the update", "update",
-       ("            # Update:", "            agent.update_statistics(b_obs)\n            # Update:"), (LEARN, ""))
+       ("            # Update:", "            agent.update_statistics(b_obs, config.obs_std)\n            # Update:"), (LEARN, ""))
 replace(D, "update", "statistics never learned", LEARN, "")
 replace(D, "update", "statistics forget the last rollouts", "self.obs_sums += sums", "self.obs_sums.copy_(sums)")
-replace(D, "update", "statistics count reset steps", "agent.update_statistics(b_obs)",
-        "agent.update_statistics(obs_seq[:-1].flatten(0, 1))")
+replace(D, "update", "statistics count reset steps", "agent.update_statistics(b_obs,",
+        "agent.update_statistics(obs_seq[:-1].flatten(0, 1),")
 replace(D, "update", "divided by the variance", ".clamp(min=1e-8).sqrt()", ".clamp(min=1e-8)")
 replace(D, "update", "divided by the root of the mean square", "(mean_square - mean**2)", "mean_square")
-replace(D, "update", "observations scaled to another spread", "(2 * obs /", "(1 * obs /")
+replace(D, "update", "observations scaled to another spread", ".sqrt() / obs_std", ".sqrt() / 2")
 replace(D, "update", "observations not clipped", ".clamp(-10, 10)", "")
-replace(D, "update", "first observations not as they are", "torch.full((obs_dim,), 2.0)", "torch.ones(obs_dim)")
+replace(D, "update", "first observations not as they are", "torch.ones(obs_dim)", "torch.full((obs_dim,), 2.0)")
 replace(D, "training", "the policy plays on raw observations", "self.policy(self.normalize(obs)).softmax", "self.policy(obs).softmax")
 replace(D, "training", "constant observations divide by 0", ".clamp(min=1e-8).sqrt()", ".sqrt()")
 
@@ -221,7 +221,7 @@ replace(R, "update", "learning rate rises", "(1 - env_step / config.total_steps)
 replace(R, "update", "statistics forget the last episodes", "self.obs_sums += torch", "self.obs_sums[:] = torch")
 mutant(R, "statistics before the update", "update",
        ("            pi = agent(b_obs)\n", "            agent.update_statistics(b_obs)\n            pi = agent(b_obs)\n"),
-       (LEARN, ""))
+       (LEARN.replace(", config.obs_std", ""), ""))
 replace(R, "update", "steps of one environment counted", "env_step + N", "env_step + 1")
 replace(R, "update", "observations scaled to another spread", "(2 * obs /", "(1 * obs /")
 replace(R, "interface", "NaN observations go through", "if not (np.abs(obs) < 1e38).all():", "if False:")

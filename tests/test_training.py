@@ -304,7 +304,7 @@ def test_the_networks_see_scaled_observations(name, quiet):
 def test_an_observation_that_never_changes_stays_finite(name):
     agent = new_agent(name)
     agent.obs_sums += torch.tensor([[1.0], [7.0], [49.0]], dtype=torch.float64) * 10**12
-    agent.update_statistics(torch.full((4, 3), 7.0))
+    agent.update_statistics(torch.full((4, 3), 7.0), *[2.0] * (name in PPO))
     outputs = agent(torch.full((4, 3), 7.0))
     pi = outputs if name == "reinforce" else outputs[0]
     assert pi.entropy().isfinite().all() and pi.log_prob(pi.sample()).isfinite().all()

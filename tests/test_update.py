@@ -156,7 +156,8 @@ class SlowAgent:
     def look(self, obs):
         """An observation as the networks see it.
 
-        It is scaled to standard deviation 2 and clipped at 10. Until something has been seen it is not scaled.
+        It is scaled to the setting's standard deviation, or to 2, and clipped at 10. Until something has been seen it
+        is not scaled.
         """
         x = []
         for j, number in enumerate(obs.tolist()):
@@ -164,7 +165,7 @@ class SlowAgent:
             if column:
                 mean = sum(column) / len(column)
                 variance = max(sum((old - mean) ** 2 for old in column) / len(column), 1e-8)
-                number = 2 * number / math.sqrt(variance)
+                number *= getattr(self.config, "obs_std", 2) / math.sqrt(variance)
             if abs(number) > 10:
                 self.events["observation clipped"] += 1
                 number = math.copysign(10, number)
@@ -467,7 +468,7 @@ CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
 PPO_CASES = {
     "clip": (dict(activation="relu", max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
     "penalty": (dict(objective="penalty", target_kl=0.014, max_grad_norm=1.0), {"β doubled", "β halved"}),
-    "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1), CLIPS | {"gradient shortened"}),
+    "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1, obs_std=3), CLIPS | {"gradient shortened"}),
     "plain": (dict(max_grad_norm=math.inf, entropy_coef=0.0), CLIPS | {"gradient left"}),
 }
 

@@ -60,7 +60,7 @@ class Config:
     gae_lambda: float = setting(0.9, "0 trusts the critic, 1 the rewards", most=1)
     objective: str = setting("clip", "clip or penalty, to hold updates back", ("clip", "penalty"))
     clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
-    target_kl: float = setting(0.03, "KL divergence per update that the penalty aims at")
+    target_kl: float = setting(0.03, "KL per update that the penalty aims at first; it falls to 0")
     entropy_coef: float = setting(0.0, "weight of the entropy bonus")
     max_grad_norm: float = setting(1.0, "a longer gradient is shortened to this; inf: never")
     init_log_std: float = setting(0.5, "log of the policy's deviation at first", least=-np.inf)
@@ -195,7 +195,7 @@ def train(config, run=None):
     done, next_report = np.zeros(N, bool), env_step
     try:
         while env_step < config.total_steps:
-            learning_rate = config.learning_rate * (1 - env_step / config.total_steps)
+            left = 1 - env_step / config.total_steps  # learning rate and target KL fall with it
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
             for t in range(T):
@@ -227,13 +227,13 @@ def train(config, run=None):
                     pi, value = agent(b_obs[mb])
                     loss = ppo_loss(pi, value, b_action[mb], b_old_log_prob[mb], mb_advantage,
                                     b_return[mb], agent.beta, config)
-                    descend(agent, loss, learning_rate, config.max_grad_norm)
+                    descend(agent, loss, config.learning_rate * left, config.max_grad_norm)
             pi, _ = agent(b_obs)
             log_ratio = pi.log_prob(b_action) - b_old_log_prob
             kl = (log_ratio.exp() - 1 - log_ratio).mean().detach() / PROCESSES  # ≈ KL(π_old‖π)
             all_reduce(kl)
-            agent.beta.mul_(2 if kl > 1.5 * config.target_kl else  # β follows the KL ([1] Sec. 4)
-                            0.5 if kl < config.target_kl / 1.5 else 1).clamp_(1, 1e4)
+            agent.beta.mul_(2 if kl > 1.5 * config.target_kl * left else  # as in [1] Sec. 4
+                            0.5 if kl < config.target_kl * left / 1.5 else 1).clamp_(1, 1e4)
             agent.update_statistics(b_obs, config.obs_std)  # only now: so far all had one scale
             if env_step >= min(next_report, config.total_steps):  # twenty times a run
                 next_report = env_step + config.total_steps / 20

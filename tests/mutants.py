@@ -99,9 +99,11 @@ replace(D, "update", "one epoch too few", "range(config.epochs)", "range(config.
 replace(D, "update", "minibatches of that size instead of that number",
         ".chunk(config.num_minibatches)", ".split(config.num_minibatches)")
 replace(D, "update", "minibatches not shuffled", "torch.randperm(len(b_obs))", "torch.arange(len(b_obs))")
-replace(D, "update", "learning rate rises", "(1 - env_step / config.total_steps)", "(env_step / config.total_steps)")
-replace(D, "update", "learning rate stays", " * (1 - env_step / config.total_steps)", "")
-replace(D, "update", "β stays", "mul_(2 if kl > 1.5 * config.target_kl else", "mul_(1 if True else")
+replace(D, "update", "learning rate rises", "left = 1 - env_step", "left = env_step")
+replace(D, "update", "learning rate stays", "config.learning_rate * left", "config.learning_rate")
+replace(D, "training", "target KL stays", "config.target_kl * left else", "config.target_kl else")
+replace(D, "training", "target KL below stays", "config.target_kl * left / 1.5", "config.target_kl / 1.5")
+replace(D, "update", "β stays", "mul_(2 if kl > 1.5 * config.target_kl * left else", "mul_(1 if True else")
 replace(D, "update", "the KL upside down", "(log_ratio.exp() - 1 - log_ratio)", "(1 + log_ratio - log_ratio.exp())")
 mutant(D, "β the wrong way", "update", ("mul_(2 if kl", "mul_(0.5 if kl"), ("0.5 if kl <", "2 if kl <"))
 
@@ -188,7 +190,7 @@ replace(C, "update", "terminated and truncated swapped", CALL,
 replace(C, "update", "reset steps are learned from", "buffer.valid[t] = ~done", "buffer.valid[t] = True")
 replace(C, "update", "statistics forget the last rollouts", "self.obs_sums += sums", "self.obs_sums.copy_(sums)")
 replace(C, "update", "advantage not normalized", "(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]")
-replace(C, "update", "β stays", "mul_(2 if kl > 1.5 * config.target_kl else", "mul_(1 if True else")
+replace(C, "update", "β stays", "mul_(2 if kl > 1.5 * config.target_kl * left else", "mul_(1 if True else")
 replace(C, "update", "the entropy bonus is forgotten", "config.entropy_coef > 0 else 0", "False else 0")
 replace(C, "training", "greedy and sampled swapped", "0 if greedy else", "0 if not greedy else")
 replace(C, "checkpoints", "Adam's memory not saved", "(nn.Buffer(0 * agent.weights) for", "(0 * agent.weights for")

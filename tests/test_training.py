@@ -364,6 +364,19 @@ def test_beta_follows_the_kl(name, monkeypatch, quiet):
 
 
 @pytest.mark.parametrize("name", PPO)
+def test_the_kl_that_the_penalty_aims_at_falls(name, capsys):
+    def beta_after(target_kl):
+        config = small(name, objective="penalty", target_kl=target_kl, total_steps=210)
+        envs, agent, _, history = load(name).set_up(config)
+        agent.beta.fill_(4)
+        return load(name).train(config, (envs, agent, 189, history))[0].beta  # a tenth of the run is left
+
+    beta_after(0.01)
+    kl = float(capsys.readouterr().out.split(" kl ")[1].split()[0])
+    assert [beta_after(10 * x * kl) for x in (0.5, 1, 2)] == [8, 4, 2]
+
+
+@pytest.mark.parametrize("name", PPO)
 def test_the_penalty_and_the_clip_hold_the_policy(name, capsys):
     measured = {}
     for objective, clip_eps in (("penalty", 0.2), ("clip", 0.05), ("clip", float("inf"))):

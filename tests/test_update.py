@@ -352,10 +352,11 @@ def slow_ppo(recording, agent):
         for step, pi in zip(steps, old):
             log_ratio = (agent.old_policy(step.obs).log_prob(step.action) - pi.log_prob(step.action)).item()
             kl += (math.exp(log_ratio) - 1 - log_ratio) / len(steps)
-        if kl > config.target_kl * 1.5:  # with the clip β follows, too, but is not used
+        target = config.target_kl * learning_rate / config.learning_rate
+        if kl > target * 1.5:  # with the clip β follows, too, but is not used
             agent.beta *= 2
             agent.events["β doubled"] += 1
-        elif kl < config.target_kl / 1.5:
+        elif kl < target / 1.5:
             agent.events["β halved" if agent.beta > 1 else "β stays"] += 1
             agent.beta = max(agent.beta / 2, 1)
         agent.learn_observations(steps)
@@ -467,7 +468,7 @@ ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step le
 CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
 PPO_CASES = {
     "clip": (dict(activation="relu", max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
-    "penalty": (dict(objective="penalty", target_kl=0.014, max_grad_norm=1.0), {"β doubled", "β halved"}),
+    "penalty": (dict(objective="penalty", target_kl=0.016, max_grad_norm=1.0, total_steps=105), {"β doubled", "β halved"}),
     "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1, obs_std=3), CLIPS | {"gradient shortened"}),
     "plain": (dict(max_grad_norm=math.inf, entropy_coef=0.0), CLIPS | {"gradient left"}),
 }

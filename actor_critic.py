@@ -103,7 +103,7 @@ class ActorCritic(nn.Module):
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))  # at first obs stays as it is
+        self.obs_unit = nn.Buffer(torch.ones(obs_dim))  # at first obs stays as it is
         sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
         # A policy output near 0 makes all actions about equally likely at first.
         self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
@@ -117,20 +117,20 @@ class ActorCritic(nn.Module):
         return pi, self.v_critic(obs).squeeze(-1), self.q_critic(obs)
 
     def normalize(self, obs):
-        return (2 * obs / self.obs_std).clamp(-10, 10)  # a shift by a moving mean would hide drifts
+        return (obs / self.obs_unit).clamp(-10, 10)  # a shift by a moving mean would hide drifts
 
     def update_statistics(self, obs):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""
         self.obs_sums += torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
         mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
+        self.obs_unit.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt() / 2)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
         if not (np.abs(obs) < 1e38).all():
             raise FloatingPointError("the environment's observation is not finite")
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_std.device)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_unit.device)
         probs = self.policy(self.normalize(obs)).softmax(-1)
         return (probs.argmax(-1) if greedy else probs.multinomial(1).squeeze(-1)).cpu().numpy()
 

@@ -79,7 +79,7 @@ class Policy(nn.Module):
         obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
         # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_std = nn.Buffer(torch.full((obs_dim,), 2.0))  # at first obs stays as it is
+        self.obs_unit = nn.Buffer(torch.ones(obs_dim))  # at first obs stays as it is
         size = config.hidden_size
         self.policy = nn.Sequential(nn.Linear(obs_dim, size), nn.Tanh(), nn.Linear(size, n_actions))
         for layer, gain in (self.policy[0], 2**0.5), (self.policy[2], 0.01):
@@ -88,21 +88,21 @@ class Policy(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as they come -> the distribution π(·|obs)."""
-        obs = (2 * obs / self.obs_std).clamp(-10, 10)  # a shift by a moving mean would hide drifts
+        obs = (obs / self.obs_unit).clamp(-10, 10)  # a shift by a moving mean would hide drifts
         return Categorical(logits=self.policy(obs), validate_args=False)
 
     def update_statistics(self, obs):
         """Takes in observations (B, obs_dim). All those seen so far count alike."""
         self.obs_sums += torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
         mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        self.obs_std.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt())
+        self.obs_unit.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt() / 2)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
         if not (np.abs(obs) < 1e38).all():
             raise FloatingPointError("the environment's observation is not finite")
-        pi = self(torch.as_tensor(obs, dtype=torch.float32, device=self.obs_std.device))
+        pi = self(torch.as_tensor(obs, dtype=torch.float32, device=self.obs_unit.device))
         return (pi.mode if greedy else pi.sample()).cpu().numpy()
 
 

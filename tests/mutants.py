@@ -225,7 +225,7 @@ mutant(R, "statistics before the update", "update",
        ("            pi = agent(b_obs)\n", "            agent.update_statistics(b_obs)\n            pi = agent(b_obs)\n"),
        (LEARN.replace(", config.obs_std", ""), ""))
 replace(R, "update", "steps of one environment counted", "env_step + N", "env_step + 1")
-replace(R, "update", "observations scaled to another spread", "(2 * obs /", "(1 * obs /")
+replace(R, "update", "observations scaled to another spread", ".sqrt() / 2", ".sqrt()")
 replace(R, "interface", "NaN observations go through", "if not (np.abs(obs) < 1e38).all():", "if False:")
 replace(R, "checkpoints", "not saved on Ctrl-C", "save(config, agent, env_step, history)\n        agent.status = 130",
         "agent.status = 130")

@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 import ablations  # noqa: E402
 from peer import Watch, child, count, measure_peer, middle, peer_table, train_sb3  # noqa: E402
-from tasks import SEEDS, TASKS, measure_task, task_table  # noqa: E402
+from tasks import SEEDS, SPEED_SEEDS, TASKS, measure_task, task_table  # noqa: E402
 
 SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
@@ -174,7 +174,7 @@ def main():
         options.seeds, print_table = SEEDS, task_table
         rows = list(csv.DictReader(output.open())) if output.exists() else []
         done = [tuple(row[key] for key in ("program", "script", "task", "seed")) for row in rows]
-        jobs = [(measure_task, train_ours, who, name, task, seed) for seed in SEEDS for name in options.script
+        jobs = [(measure_task, train_ours, who, name, task, seed) for seed in SPEED_SEEDS + SEEDS for name in options.script
                 if name in TASKS for task in TASKS[name] for who in ("ours", "sb3")
                 if task in (options.tasks or TASKS[name]) and (who, name, task, str(seed)) not in done]
     elif what == "ablations":
@@ -193,8 +193,7 @@ def main():
         print(f"[{number}/{len(jobs)}]", *(f"{key} {value}" for key, value in rows[-1].items() if value != "" and key != "curve"), file=sys.stderr, flush=True)
         write_csv(output, rows)
     print("\n".join(print_table(rows)))
-    seeds = [seed for seed in options.seeds if seed != "speed"]
-    print(f"\nSeeds {min(seeds)} to {max(seeds)}; {machine(what in ('tasks', 'sb3'))}.")
+    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(what in ('tasks', 'sb3'))}.")
 
 
 if __name__ == "__main__":

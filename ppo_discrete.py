@@ -127,7 +127,7 @@ class ActorCritic(nn.Module):
         return (obs / self.obs_unit).clamp(-10, 10)  # a shift by a moving mean would hide drifts
 
     def update_statistics(self, obs, obs_std):
-        """Takes in observations (B, obs_dim): all so far count alike, and get deviation obs_std."""
+        """Takes in observations (B, obs_dim): all seen so far, scaled, have deviation obs_std."""
         sums = torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
         all_reduce(sums)  # over the processes of torchrun, if there are several
         self.obs_sums += sums

@@ -17,7 +17,7 @@ ROWS = {
     "ppo_discrete": "--num-envs 8 --num-steps 128 --num-minibatches 8 --epochs 10 --learning-rate 1e-3 --gamma 0.995 "
     "--gae-lambda 0.95 --entropy-coef 0.01 --hidden-layers 2 --hidden-size 64 --normalize-reward --reward-scale 1",
     "ppo_continuous": "--num-envs 16 --num-steps 128 --num-minibatches 32 --epochs 8 --learning-rate 5e-4 "
-    "--max-grad-norm 0.5 --gamma 0.99 --gae-lambda 0.95 --init-log-std -0.25 --activation tanh --hidden-size 64 "
+    "--max-grad-norm 0.5 --gamma 0.99 --gae-lambda 0.95 --init-log-std 0 --activation tanh --hidden-size 64 "
     "--obs-std 1 --normalize-reward --reward-scale 1",
 }
 TASKS = {

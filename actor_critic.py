@@ -1,22 +1,27 @@
+# /// script
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
+# ///
 """Actor-critic, in one file: with TD errors, with Q, or with the advantage.
 
-A policy π(a|s), the actor, gives the probability of action a in state s, and plays. A critic
-learns how much reward r is still to come. Every few steps both learn: the critic to make its errors
-δ_t smaller, the actor to make a_t more likely if its weight ψ_t is positive, and less if negative.
+The policy π(a|s), or actor, gives the probability of action a in state s. The critic learns to
+predict the return, the sum of the rewards r still to come, in which γ discounts later rewards.
+Every few steps both learn: the critic reduces its error δ_t, and the actor makes action a_t more
+likely if its weight ψ_t is positive, and less likely if it is negative.
 
-    L = -E[log π(a_t|s_t) ψ_t] + ½ E[δ_t²] - c_e E[H(π(·|s_t))]
+    L = -E[log π(a_t|s_t) ψ_t] + ½ E[δ_t²] - c E[H(π(·|s_t))]
 
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
     --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  δ_t of both Q and V
     --critic td         ψ_t = δ_t                   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
-Q(s, a) estimates the return, the sum of rewards discounted by γ, from s with a as the first action.
-With it as weight the gradient is that of the expected return ([1] Sec. 13.2). V(s) is the mean of
-Q(s, a) over the actions: to subtract it changes nothing on average, as it does not depend on a, and
-takes away noise ([1] Sec. 13.4). What is left is the advantage, which the TD error estimates with V
-alone ([1] Sec. 13.5). The error of Q is that of SARSA ([1] Eq. 6.7): a_{t+1} is what π plays in
-s_{t+1}. The entropy H is large where π is undecided. No gradient flows through ψ_t, which each
-update shifts and scales to mean 0 and variance 1, nor through the critics' targets r_t + ....
+Q(s, a) is the expected return from state s if the first action is a. With Q as the weight, the
+gradient is that of the expected return ([1] Sec. 13.2). V(s) is the mean of Q(s, a) over the
+policy's actions. Since it does not depend on the action, subtracting it leaves the gradient
+unchanged on average and removes noise ([1] Sec. 13.4). The difference Q - V is the advantage. The
+TD error estimates it with V alone ([1] Sec. 13.5). The error of Q is that of SARSA ([1] Eq. 6.7):
+a_{t+1} is the action that the policy plays in s_{t+1}. V and Q are 0 after a terminal state. The
+entropy H is large where the policy is undecided. No gradient flows through ψ_t, nor through the
+critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
 
 `python actor_critic.py` solves its task, an average score of 475, in some 17,000 steps.
 
@@ -26,253 +31,310 @@ update shifts and scales to mean 0 and variance 1, nor through the critics' targ
 import os
 import signal
 import sys
+import time
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
 from torch.distributions import Categorical
-from torch.optim.adam import adam
 
 
-def setting(default, help, choices=None, least=0, most=np.inf):
-    """A field of Config: its default, a few words for --help, and what values it may have."""
-    return field(default=default, metadata=dict(help=help, choices=choices, least=least, most=most))
+def setting(default, help):
+    """A field of Config: its default, and what --help says about it."""
+    return field(default=default, metadata={"help": help})
 
 
-@dataclass(init=False)
+@dataclass
 class Config:
-    """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
+    """Every setting of a run. Each is a flag of the command line: num_envs becomes --num-envs."""
     env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
     total_steps: int = setting(100_000, "environment steps to train for")
-    num_envs: int = setting(4, "N, environments played side by side", least=1)
-    num_steps: int = setting(8, "T, steps of each environment per update", least=2)
-    learning_rate: float = setting(5e-3, "step size of Adam at first; it falls linearly to 0")
+    num_envs: int = setting(4, "N, environments played side by side")
+    num_steps: int = setting(8, "T, steps of each environment per update")
+    learning_rate: float = setting(5e-3, "learning rate of Adam, at first; it falls linearly to 0")
+    max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
+    gamma: float = setting(0.995, "γ, the discount of later rewards")
+    critic: str = setting("td", "td, q or advantage: what weights the actions")
+    entropy_coef: float = setting(0.01, "c, the weight of the entropy bonus")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
-    gamma: float = setting(0.995, "discount of future rewards", most=1)
-    critic: str = setting("td", "td, q or advantage: what weighs actions", ("td", "q", "advantage"))
-    entropy_coef: float = setting(0.01, "weight of the entropy bonus")
-    max_grad_norm: float = setting(1.0, "a longer gradient is shortened to this; inf: never")
     hidden_layers: int = setting(1, "hidden layers of each network")
-    hidden_size: int = setting(64, "units of each hidden layer", least=1)
-    activation: str = setting("tanh", "tanh or relu, between the layers", ("tanh", "relu"))
-    seed: int = setting(0, "same seed, machine and versions: same scores")
-    device: str = setting("cpu", "where torch computes: cpu or cuda")
-    save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
-    load: str = setting("", "file that --save wrote, to go on from with its settings")
-    render: bool = setting(False, "at the end play an episode in a window")
-    video: str = setting("", "new folder to film an episode into at the end")
-
-    def __init__(self, **given):
-        """A setting that is not given is that of the checkpoint to load, or else the default."""
-        path = given.get("load")
-        try:  # no code in the file is run
-            old = torch.load(path, map_location="cpu", weights_only=True)["config"] if path else {}
-        except Exception as error:  # a foreign file can fail in any way
-            reason = getattr(error, "strerror", 0) or "not a file that --save wrote"
-            raise ValueError(f"--load {path}: {reason}") from None
-        settings = old | {"save": "", "render": False, "video": "", "device": "cpu"} | given
-        for spec in fields(self):
-            value, kind = settings.pop(spec.name, spec.default), spec.type
-            _, words, lo, hi = spec.metadata.values()
-            if not (value in words if words else kind is str or lo <= kind(value) == value <= hi):
-                raise ValueError(f"--{spec.name.replace('_', '-')} {value}: must be "
-                                 f"{words or f'{kind.__name__} from {lo} to {hi}'}")
-            setattr(self, spec.name, kind(value))  # numpy's numbers become Python's
-        if settings:
-            raise ValueError(f"{', '.join(settings)}: not a setting of this script")
+    hidden_size: int = setting(64, "units of each hidden layer")
+    activation: str = setting("tanh", "tanh or relu, after each hidden layer")
+    seed: int = setting(0, "the same seed, machine and versions give the same scores")
+    eval_episodes: int = setting(100, "episodes of each evaluation after training; 0: none")
+    render: bool = setting(False, "after training, play an episode in a window")
 
 
-def mlp(sizes, activation, output_gain):
-    """A network (..., sizes[0]) -> (..., sizes[-1]) of linear layers, with tanh or relu between."""
-    layers, gains = [], [2**0.5] * (len(sizes) - 2) + [output_gain]
-    for size_in, size_out, gain in zip(sizes[:-1], sizes[1:], gains):
-        linear = nn.Linear(size_in, size_out)
-        nn.init.orthogonal_(linear.weight, gain)  # √2 keeps a signal's size through the layers
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh() if activation == "tanh" else nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # nothing follows the output
+class ObsScale(nn.Module):
+    """Scales each feature of the observations to the same standard deviation."""
+    def __init__(self, obs_dim, std):
+        super().__init__()
+        self.std = std
+        # Buffers are saved with the weights. Until the first update, observations stay as they are.
+        self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))
+        self.shift = nn.Buffer(torch.zeros(obs_dim))
+        self.unit = nn.Buffer(torch.ones(obs_dim))
+
+    def forward(self, obs):
+        """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
+        return ((obs - self.shift) / self.unit).clamp(-10, 10)
+
+    def update(self, obs):
+        """Adds observations (B, obs_dim) to the running sums, and updates the scale."""
+        first = not self.sums.any()
+        obs = obs.double()
+        self.sums += torch.stack([torch.ones_like(obs), obs, obs**2]).sum(1)  # (3, obs_dim)
+        count, total, total_square = self.sums
+        mean = total / count
+        variance = (total_square / count - mean**2).clamp(min=1e-8)
+        self.unit.copy_(variance.sqrt() / self.std)
+        if first:
+            # Centre the features that are so far from 0 that the clip would cut them off, and do it
+            # only once: with a mean that moves, a state would look different in every rollout.
+            far = mean.abs() / self.unit + 2 * self.std > 10
+            self.shift.copy_(torch.where(far, mean, 0.0))
+
+
+def linear(size_in, size_out, gain):
+    """A linear layer with orthogonal weights, times gain, and biases of 0."""
+    layer = nn.Linear(size_in, size_out)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(size_in, size_out, config, output_gain):
+    """A network (..., size_in) -> (..., size_out) with the hidden layers of the settings."""
+    activation = nn.Tanh if config.activation == "tanh" else nn.ReLU
+    layers, size = [], size_in
+    for _ in range(config.hidden_layers):
+        layers += [linear(size, config.hidden_size, gain=2**0.5), activation()]
+        size = config.hidden_size
+    return nn.Sequential(*layers, linear(size, size_out, output_gain))
 
 
 class ActorCritic(nn.Module):
     """The policy π(a|s) and the critics V(s) and Q(s, a), sized from the environment's spaces."""
     def __init__(self, envs, config):
         super().__init__()
-        obs_dim, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-        # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_unit = nn.Buffer(torch.ones(obs_dim))  # at first obs stays as it is
-        sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
-        # A policy output near 0 makes all actions about equally likely at first.
-        self.policy = mlp([*sizes, n_actions], config.activation, output_gain=0.01)
-        self.v_critic = mlp([*sizes, 1], config.activation, output_gain=1.0)
-        self.q_critic = mlp([*sizes, n_actions], config.activation, output_gain=1.0)
+        obs_dim = envs.single_observation_space.shape[0]
+        n_actions = int(envs.single_action_space.n)
+        self.scale = ObsScale(obs_dim, std=2.0)
+        # Outputs near 0 make all actions about equally likely at first.
+        self.policy = mlp(obs_dim, n_actions, config, output_gain=0.01)
+        self.v_critic = mlp(obs_dim, 1, config, output_gain=1.0)
+        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)
 
-    def forward(self, obs):
-        """Observations (..., obs_dim), as they come -> π(·|obs), V (...), Q (..., n_actions)."""
-        obs = self.normalize(obs)
-        pi = Categorical(logits=self.policy(obs), validate_args=False)
-        return pi, self.v_critic(obs).squeeze(-1), self.q_critic(obs)
+    def pi(self, obs):
+        """Observations (..., obs_dim) -> the distribution π(·|s), for acting and for learning."""
+        return Categorical(logits=self.policy(self.scale(obs)), validate_args=False)
 
-    def normalize(self, obs):
-        return (obs / self.obs_unit).clamp(-10, 10)  # a shift by a moving mean would hide drifts
+    def v(self, obs):
+        """Observations (..., obs_dim) -> V(s) (...)."""
+        return self.v_critic(self.scale(obs)).squeeze(-1)
 
-    def update_statistics(self, obs):
-        """Takes in observations (B, obs_dim). All those seen so far count alike."""
-        self.obs_sums += torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        self.obs_unit.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt() / 2)
+    def q(self, obs, action):
+        """Observations (..., obs_dim) and actions (...) -> Q(s, a) (...)."""
+        q_of_all_actions = self.q_critic(self.scale(obs))  # (..., n_actions)
+        return q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
-        """Observations (N, obs_dim), an array -> actions (N,), sampled or the likeliest."""
-        if not (np.abs(obs) < 1e38).all():
+        """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
+        obs = torch.as_tensor(obs, dtype=torch.float32)
+        if not obs.isfinite().all():
             raise FloatingPointError("the environment's observation is not finite")
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_unit.device)
-        probs = self.policy(self.normalize(obs)).softmax(-1)
-        return (probs.argmax(-1) if greedy else probs.multinomial(1).squeeze(-1)).cpu().numpy()
+        pi = self.pi(obs)
+        action = pi.mode if greedy else pi.sample()
+        return action.numpy()
 
 
 def td_error(reward, value, next_value, terminated, gamma):
-    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), with V = 0 in a terminal state. All (T, N). V may be Q."""
+    """The error δ_t = r_t + γ V(s_{t+1}) - V(s_t), or the same of Q. All tensors are (T, N)."""
     assert reward.shape == value.shape == next_value.shape == terminated.shape
-    target = reward + gamma * next_value * ~terminated  # a truncated episode was only interrupted
+    # Nothing follows a terminal state. A truncated episode was only interrupted: bootstrap.
+    target = reward + gamma * next_value * ~terminated
     return target.detach() - value  # the critic moves to the target, not the target to the critic
 
 
-def train(config, run=None):
-    """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode."""
-    envs, agent, env_step, history = run or set_up(config)
-    # Each seed and --load plays other episodes. Seeded only here, no episode comes twice.
-    seed = int(np.random.SeedSequence([config.seed, 0, env_step]).generate_state(1)[0])
+def train(config, envs=None):
+    """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode.
+
+    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode. Ctrl-C
+    ends the training early. Raises SettingError for a setting that cannot work, and
+    FloatingPointError for a number that is not finite.
+    """
+    check(config)
+    torch.manual_seed(config.seed)
+    envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
+    agent = ActorCritic(envs, config)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
+    N = envs.num_envs
+    env_step, history = 0, []
+
+    # The environments are seeded only once: later resets draw new starts.
+    seed = derive_seed(config.seed)
     torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
-    done, next_report = np.zeros(config.num_envs, bool), env_step
+    done = np.zeros(N, bool)
+    start_time, next_report = time.time(), 0
     try:
         while env_step < config.total_steps:
-            learning_rate = config.learning_rate * (1 - env_step / config.total_steps)
+            remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
+            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
             # Collect: play T steps with the current policy.
-            rollout, obs_seq = [], [np.float32(obs)]
+            obs_rows, action_rows, reward_rows, terminated_rows, valid_rows = [obs], [], [], [], []
             for _ in range(config.num_steps):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
-                obs_seq.append(np.float32(obs))  # what the step led to
-                reward = np.float32(config.reward_scale * reward)  # so that V is about 1 to 10
-                valid = ~done  # the step after an episode's end only resets
-                rollout.append((action, reward, terminated, valid))
-                env_step, done = env_step + config.num_envs, terminated | truncated
+                if not np.isfinite(reward).all():
+                    raise FloatingPointError("the environment's reward is not finite")
+                obs_rows.append(obs)  # row t + 1 is what step t led to
+                action_rows.append(action)
+                reward_rows.append(config.reward_scale * reward)  # so that V is about 1 to 10
+                terminated_rows.append(terminated)
+                valid_rows.append(~done)  # the step after an episode's end only resets
+                done = terminated | truncated
+                env_step += N
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 
-            # Estimate: the errors of the critics, and ψ_t, the weight of each log-probability.
-            obs_seq, action, reward, terminated, valid = (  # (T+1, N, obs_dim), each other (T, N)
-                torch.as_tensor(np.stack(x)).to(config.device) for x in (obs_seq, *zip(*rollout)))
-            pi, v, q = agent(obs_seq)  # v (T+1, N), q (T+1, N, n_actions)
-            action_seq = torch.cat([action, pi.sample()[-1:]])  # a_T is drawn, but not played
-            q = q.gather(-1, action_seq.unsqueeze(-1)).squeeze(-1)  # (T+1, N)
-            v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
-            q_error = td_error(reward, q[:-1], q[1:], terminated, config.gamma)
-            squared_error = ((config.critic != "q") * v_error.square()
-                             + (config.critic != "td") * q_error.square())
-            psi = {"td": v_error, "q": q[:-1], "advantage": (q - v)[:-1]}[config.critic].detach()
-            std, mean = torch.std_mean(psi[valid], correction=0)  # no NaN for B = 1
-            psi = (psi[valid] - mean) / (std + 1e-8)  # else Q would praise every action
+            # Estimate: the policy, the critics' errors and ψ, the weight of each action.
+            all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
+            rewards = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
+            terminations = torch.as_tensor(np.stack(terminated_rows))  # (T, N)
+            valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
+            pi = agent.pi(all_obs)
+            last_action = pi.sample()[-1]  # a_T, which Q(s_T, a_T) needs, is drawn, but not played
+            all_actions = torch.cat([torch.as_tensor(np.stack(action_rows)), last_action[None]])
+            v = agent.v(all_obs)  # (T+1, N)
+            q = agent.q(all_obs, all_actions)  # (T+1, N)
+            v_error = td_error(rewards, v[:-1], v[1:], terminations, config.gamma)  # (T, N)
+            q_error = td_error(rewards, q[:-1], q[1:], terminations, config.gamma)
+            if config.critic == "td":
+                psi, squared_error = v_error, v_error.square()
+            elif config.critic == "q":
+                psi, squared_error = q[:-1], q_error.square()
+            else:
+                psi, squared_error = (q - v)[:-1], v_error.square() + q_error.square()
 
-            # Update: one gradient step, from all but the steps that only reset.
-            log_prob, entropy = pi.log_prob(action_seq)[:-1][valid], pi.entropy()[:-1][valid]
-            assert log_prob.shape == psi.shape
-            loss = -log_prob * psi + 0.5 * squared_error[valid] - config.entropy_coef * entropy
-            descend(agent, loss.mean(), learning_rate, config.max_grad_norm)
-            agent.update_statistics(obs_seq[:-1][valid])  # only now: π was computed with the old
-            if env_step >= min(next_report, config.total_steps):  # twenty times a run
+            # Update: one optimizer step, from the B valid steps. Q alone is positive for nearly
+            # every action, so ψ is centred; scaling it keeps the step size the same for any reward.
+            std, mean = torch.std_mean(psi[valid].detach(), correction=0)
+            b_psi = (psi[valid].detach() - mean) / (std + 1e-8)  # (B,)
+            b_log_prob = pi.log_prob(all_actions)[:-1][valid]
+            assert b_log_prob.shape == b_psi.shape
+            policy_loss = -(b_log_prob * b_psi).mean()
+            critic_loss = squared_error[valid].mean()
+            entropy = pi.entropy()[:-1][valid].mean()
+            loss = policy_loss + 0.5 * critic_loss - config.entropy_coef * entropy
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
+            if not norm.isfinite():
+                raise FloatingPointError("the gradient is not finite; a smaller --learning-rate "
+                                         "may help")
+            optimizer.step()
+            agent.scale.update(all_obs[:-1][valid])  # after the update: π above used the old scale
+
+            # Report: twenty times a run.
+            if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
-                save(config, agent, env_step, history)
-                print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
-                      f"episodes: {np.mean([score for _, score in history[-20:]] or np.nan):.2f}  "
-                      f"entropy {entropy.mean():.2g}", flush=True)
+                scores = [score for _, score in history[-20:]]
+                metrics = {
+                    "episode": len(history),
+                    "average_score": float(np.mean(scores)) if scores else np.nan,
+                    "policy_loss": policy_loss.item(),
+                    "critic_loss": critic_loss.item(),
+                    "entropy": entropy.item(),
+                    "steps_per_second": env_step / (time.time() - start_time),
+                }
+                print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "
+                      f"last 20 episodes: {metrics['average_score']:.2f}  "
+                      f"entropy {metrics['entropy']:.2g}", flush=True)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-        save(config, agent, env_step, history)
-        agent.status = 130  # the exit status of a program that Ctrl-C ended
+        print(f"stopped at step {env_step:,}", flush=True)
     return agent, history
 
 
-# ---- From here on: set-up, gradient step, checkpoints, evaluation and the command line ----
-def set_up(config):
-    """Environments, agent, env_step and history: of a new run, or as in the checkpoint to load."""
-    torch.set_num_threads(1)  # at these sizes more threads only wait for each other
-    torch.manual_seed(config.seed)
-    envs = make_envs(config.env_id, config.num_envs)
-    agent, env_step, history = ActorCritic(envs, config).to(config.device), 0, []
-    # The weights are one vector, of which each layer has a part: one operation moves them all.
-    agent.parts = list(agent.parameters())
-    agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()
-    nn.utils.vector_to_parameters(agent.weights, agent.parts)
-    agent.adam_mean, agent.adam_square = (nn.Buffer(0 * agent.weights) for _ in range(2))
-    agent.adam_steps = nn.Buffer(torch.zeros((), device=config.device))
-    if config.load:
-        checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
-        agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
-        env_step, history = int(checkpoint["env_step"]), list(map(tuple, checkpoint["history"]))
-    if config.save:  # Does it work? Only what was loaded may be overwritten.
-        open(config.save, "ab" if config.save == config.load else "xb").close()
-    save(config, agent, env_step, history)
-    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in
-                     ["human"] * config.render + ["rgb_array"] * bool(config.video)]
-    return envs, agent, env_step, history
+# ---- From here on: checks, environments, evaluation and the command line ----
 
 
-def make_envs(env_id, num_envs, render_mode=None, video=""):
-    """Copies of an environment that step together and report each finished episode in info."""
-    how = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
-    envs = gym.make_vec(env_id, num_envs, **how)
+class SettingError(ValueError):
+    """A setting that cannot work. The message names it, and says what would be right."""
+
+
+def check(config):
+    """Raises SettingError for the first setting that cannot work."""
+    limits = {
+        "num_envs": (1, np.inf), "num_steps": (2, np.inf), "hidden_size": (1, np.inf),
+        "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf), "gamma": (0, 1),
+        "entropy_coef": (0, 1000), "reward_scale": (1e-6, 1e6),
+    }
+    choices = {"critic": ["td", "q", "advantage"], "activation": ["tanh", "relu"]}
+    for spec in fields(config):
+        name, value = spec.name, getattr(config, spec.name)
+        low, high = limits.get(name, (0, np.inf))
+        if spec.type is int and not (isinstance(value, Integral) and value >= low):
+            right = f"a whole number, {low} or more"
+        elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
+            right = f"a number from {low} to {high}"
+        elif spec.type in (bool, str) and not isinstance(value, spec.type):
+            right = f"a {spec.type.__name__}"
+        elif name in choices and value not in choices[name]:
+            right = " or ".join(choices[name])
+        else:
+            continue
+        raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+
+
+def make_envs(env_id, num_envs, render_mode=None):
+    """Vector environments: copies of one environment that step together."""
+    options = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    try:
+        return gym.make_vec(env_id, num_envs, **options)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise SettingError(f"--env-id {env_id}: {' '.join(str(error).split())}") from None
+
+
+def prepare(envs):
+    """Vector environments with flat observations, that report each finished episode in info."""
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise SettingError("vector environments must have autoreset_mode NEXT_STEP, gymnasium's "
+                           f"default, not {envs.metadata.get('autoreset_mode')}")
     space = envs.single_action_space
-    if not isinstance(space, gym.spaces.Discrete) or space.start:
-        raise ValueError(f"needs Discrete actions from 0, not {space}; Box: ppo_continuous.py")
-    if render_mode == "rgb_array":
-        if os.path.exists(video):
-            raise FileExistsError(f"--video {video}: exists; choose a new folder")
-        envs = gym.wrappers.vector.RecordVideo(envs, video, episode_trigger=lambda episode: True)
-    if envs.single_observation_space != gym.spaces.flatten_space(envs.single_observation_space):
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise SettingError(f"actions must be Discrete, counted from 0, not {space}: use "
+                           "ppo_continuous.py for a Box; number other actions in a wrapper")
+    obs_space = envs.single_observation_space
+    if obs_space != gym.spaces.flatten_space(obs_space):
         envs = gym.wrappers.vector.FlattenObservation(envs)
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
-def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
-    """A step of Adam (arXiv:1412.6980), by torch's function: its class takes a second to import."""
-    grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, agent.parts)])
-    norm = float(grad.norm())
-    if not np.isfinite(norm * learning_rate):
-        raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
-    grad *= min(1, max_grad_norm / (norm + 1e-6))
-    adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],
-         lr=learning_rate, beta1=0.9, beta2=0.999, eps=1e-5, fused=True,
-         weight_decay=0.0, amsgrad=False, maximize=False)
-
-
-def save(config, agent, env_step, history):
-    """Writes a checkpoint beside the old one, and puts it in its place: it is never half a file."""
-    try:
-        if config.save:
-            torch.save(dict(config=vars(config), agent=agent.state_dict(), env_step=env_step,
-                            history=history), config.save + ".unfinished")
-            os.replace(config.save + ".unfinished", config.save)
-        agent.status = 0
-    except (OSError, RuntimeError) as error:  # no reason to lose the run
-        agent.status = 1
-        print(f"--save {config.save}: step {env_step:,} not saved: {error}", file=sys.stderr)
+def derive_seed(*numbers):
+    """A seed made of several numbers. Different numbers give independent random streams."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
-    """Returns (episodes,) of fresh episodes; 10,000 steps of each if there is no time limit."""
-    envs = envs or make_envs(env_id, episodes)
-    obs, _ = envs.reset(seed=int(np.random.SeedSequence([seed, 2**32 - 1]).generate_state(1)[0]))
+    """Plays fresh episodes and returns their scores, (episodes,).
+
+    Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
+    your own, as many as episodes.
+    """
+    envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
+    limit = getattr(envs.spec, "max_episode_steps", None) or 10_000
+    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))
     returns, playing = np.zeros(episodes), np.ones(episodes, bool)
-    for _ in range(envs.spec.max_episode_steps or 10_000):
+    for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += reward * playing  # of each environment's first episode
+        returns += reward * playing  # the first episode of each environment
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
@@ -281,32 +343,45 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
 
 
 def main():
-    """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is one more Ctrl-C
+    """Trains with the settings of the command line, then evaluates the agent."""
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
-        how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
+        kind = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, **kind,
                             help=f"{spec.metadata['help']} (default: {spec.default!r})")
+    # In a notebook, sys.argv belongs to the kernel: use the defaults.
+    given = vars(parser.parse_args(None if "__file__" in globals() else []))
+
+    received = []  # signals that asked this run to stop
+
+    def stop(number, frame):
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as in a script's background jobs
+            signal.signal(number, stop)
+    torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
-        # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
-        config = Config(**vars(parser.parse_args(None if "__file__" in globals() else [])))
-        run = set_up(config)
-    except Exception as error:  # as nothing has begun, a setting is wrong
-        parser.error(" ".join(str(error).split()))
-    try:
-        agent, _ = train(config, run)
+        config = Config(**given)
+        window = make_envs(config.env_id, 1, "human") if config.render else None
+        agent, _ = train(config)
+        if received:
+            raise KeyboardInterrupt
         for greedy in (True, False):
-            score = evaluate(agent, config.env_id, greedy=greedy, seed=config.seed).mean()
-            print(f"{'greedy' if greedy else 'sampled'} evaluation: {score:.2f} over 100 episodes")
-        for screen in agent.screens:
-            evaluate(agent, config.env_id, 1, envs=screen)
-    except FloatingPointError as error:
+            if config.eval_episodes > 0:
+                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
+                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} "
+                      f"over {config.eval_episodes} episodes", flush=True)
+        if window is not None:
+            evaluate(agent, config.env_id, episodes=1, envs=window)
+    except (SettingError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        parser.exit(130)
-    if agent.status:
-        sys.exit(agent.status)
+        sys.exit(128 + received[0])  # the exit status of a program that this signal ended
+    except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

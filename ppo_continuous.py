@@ -1,22 +1,28 @@
+# /// script
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
+# ///
 """PPO (Proximal Policy Optimization) for continuous actions, in one file.
 
-A policy π(a|s), the actor, plays N copies of an environment for T steps. It is a Gaussian: a
-network gives the mean of action a in state s, and its width σ is learned, too. A critic V(s) learns
-how much reward r is still to come after s. The advantage Â_t says how much better a_t turned out
-than the critic expected, and PPO makes actions with a positive one more likely, in several passes
-over the same steps. The clip removes any gain from making an action more than 1+ε, or less than
-1-ε times as likely as π_old, which played it.
+The policy π(a|s), or actor, is a Gaussian: a network gives the mean of action a in state s, and its
+standard deviation σ is learned as well. It plays N copies of an environment for T steps. The critic
+V(s) learns to predict the return, the sum of the rewards r that follow state s, in which γ
+discounts later rewards. The advantage Â_t estimates how much better action a_t was than what the
+policy does on average. PPO makes actions with a positive advantage more likely and the others less
+likely, in several epochs over the same steps. Once a good action is 1+ε times as likely as under
+π_old, the policy that played it, or a bad one 1-ε times as likely, the clip removes any gain from
+going further.
 
-    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error            [1] Eq. 12
-    Â_t = δ_t + γλ Â_{t+1}                                    GAE                 [1] Eq. 11, [2]
-    ρ_t = π(a_t|s_t) / π_old(a_t|s_t)                         probability ratio   [1] Sec. 3
-    L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]           clipped surrogate   [1] Eq. 7
-          + ½ E[(V(s_t) - G_t)²] - c_e E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
+    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
+    Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
+    ρ_t = π(a_t|s_t) / π_old(a_t|s_t)                       probability ratio   [1] Sec. 3
+    L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
+          + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
-γ discounts the future; λ trusts the critic at 0 and the rewards at 1; G_t = Â_t + V_old(s_t)
-estimates the return, the discounted sum of rewards; the entropy H is large where π is undecided.
-With --objective penalty the first term is -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the
-divergence KL tells how far π has moved from π_old, and its weight β adapts to it.
+V is 0 after a terminal state. With λ = 0 the advantage relies on the critic, with λ = 1 on the
+rewards. R_t = Â_t + V_old(s_t) is the critic's target. The entropy H is large where the policy is
+undecided. The paper writes r_t(θ) for ρ_t, and K for the number of epochs. With --objective
+penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures
+how far π has moved from π_old, and its weight β adapts to it.
 
 `python ppo_continuous.py` solves its task, an average score of -200, in some 17,000 steps.
 
@@ -27,125 +33,153 @@ divergence KL tells how far π has moved from π_old, and its weight β adapts t
 import os
 import signal
 import sys
+import time
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
 from torch.distributions import Independent, Normal
-from torch.optim.adam import adam
+
+# torchrun starts several processes and numbers them; otherwise this is number 0 of 1.
+RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def setting(default, help, choices=None, least=0, most=np.inf):
-    """A field of Config: its default, a few words for --help, and what values it may have."""
-    return field(default=default, metadata=dict(help=help, choices=choices, least=least, most=most))
+def setting(default, help):
+    """A field of Config: its default, and what --help says about it."""
+    return field(default=default, metadata={"help": help})
 
 
-@dataclass(init=False)
+@dataclass
 class Config:
-    """Every setting of a run. The command line is made from it: num_envs becomes --num-envs."""
+    """Every setting of a run. Each is a flag of the command line: num_envs becomes --num-envs."""
     env_id: str = setting("Pendulum-v1", "gymnasium environment with bounded Box actions")
     total_steps: int = setting(99_000, "environment steps to train for")
-    num_envs: int = setting(5, "N, environments played side by side", least=1)
-    num_steps: int = setting(200, "T, steps of each environment per rollout", least=2)
-    epochs: int = setting(10, "passes over each rollout", least=1)
-    num_minibatches: int = setting(8, "parts of a rollout, with a gradient step for each", least=1)
-    learning_rate: float = setting(1e-3, "step size of Adam at first; it falls linearly to 0")
-    obs_std: float = setting(2.0, "scale observations to this standard deviation", most=10)
+    num_envs: int = setting(5, "N, environments played side by side")
+    num_steps: int = setting(200, "T, steps of each environment per rollout")
+    epochs: int = setting(10, "passes over each rollout")
+    num_minibatches: int = setting(8, "minibatches per epoch, each for one optimizer step")
+    learning_rate: float = setting(1e-3, "learning rate of Adam, at first; it falls linearly to 0")
+    max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
+    gamma: float = setting(0.98, "γ, the discount of later rewards")
+    gae_lambda: float = setting(0.9, "λ of the advantages: 0 relies on the critic, 1 on rewards")
+    objective: str = setting("clip", "clip or penalty: what keeps the policy near the old one")
+    clip_eps: float = setting(0.2, "ε, the clip of the probability ratio; inf: no clip")
+    target_kl: float = setting(0.03, "KL that the penalty aims at per update, at first; falls to 0")
+    entropy_coef: float = setting(0.0, "c, the weight of the entropy bonus")
+    obs_std: float = setting(2.0, "standard deviation that observations are scaled to")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
-    normalize_reward: bool = setting(False, "divide rewards by the spread of discounted returns")
-    gamma: float = setting(0.98, "discount of future rewards", most=1)
-    gae_lambda: float = setting(0.9, "0 trusts the critic, 1 the rewards", most=1)
-    objective: str = setting("clip", "clip or penalty, to hold updates back", ("clip", "penalty"))
-    clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
-    target_kl: float = setting(0.03, "KL per update that the penalty aims at first; it falls to 0")
-    entropy_coef: float = setting(0.0, "weight of the entropy bonus")
-    max_grad_norm: float = setting(1.0, "a longer gradient is shortened to this; inf: never")
-    init_log_std: float = setting(0.5, "log of the policy's deviation at first", least=-np.inf)
+    normalize_reward: bool = setting(False, "divide rewards by the returns' standard deviation")
+    init_log_std: float = setting(0.5, "log σ of the policy, at first")
     hidden_layers: int = setting(2, "hidden layers of each network")
-    hidden_size: int = setting(128, "units of each hidden layer", least=1)
-    activation: str = setting("relu", "tanh or relu, between the layers", ("tanh", "relu"))
-    seed: int = setting(0, "same seed, machine and versions: same scores")
+    hidden_size: int = setting(128, "units of each hidden layer")
+    activation: str = setting("relu", "tanh or relu, after each hidden layer")
+    seed: int = setting(0, "the same seed, machine and versions give the same scores")
     device: str = setting("cpu", "where torch computes: cpu or cuda")
-    save: str = setting("", "file to keep the run in, on the way, at the end and on Ctrl-C")
-    load: str = setting("", "file that --save wrote, to go on from with its settings")
-    render: bool = setting(False, "at the end play an episode in a window")
-    video: str = setting("", "new folder to film an episode into at the end")
-
-    def __init__(self, **given):
-        """A setting that is not given is that of the checkpoint to load, or else the default."""
-        path = given.get("load")
-        try:  # no code in the file is run
-            old = torch.load(path, map_location="cpu", weights_only=True)["config"] if path else {}
-        except Exception as error:  # a foreign file can fail in any way
-            reason = getattr(error, "strerror", 0) or "not a file that --save wrote"
-            raise ValueError(f"--load {path}: {reason}") from None
-        settings = old | {"save": "", "render": False, "video": "", "device": "cpu"} | given
-        for spec in fields(self):
-            value, kind = settings.pop(spec.name, spec.default), spec.type
-            _, words, lo, hi = spec.metadata.values()
-            if not (value in words if words else kind is str or lo <= kind(value) == value <= hi):
-                raise ValueError(f"--{spec.name.replace('_', '-')} {value}: must be "
-                                 f"{words or f'{kind.__name__} from {lo} to {hi}'}")
-            setattr(self, spec.name, kind(value))  # numpy's numbers become Python's
-        if settings:
-            raise ValueError(f"{', '.join(settings)}: not a setting of this script")
+    save: str = setting("", "checkpoint to write: during the run, at the end, on Ctrl-C")
+    load: str = setting("", "checkpoint to resume, with its settings")
+    eval_episodes: int = setting(100, "episodes of each evaluation after training; 0: none")
+    render: bool = setting(False, "after training, play an episode in a window")
 
 
-def mlp(sizes, activation, output_gain):
-    """A network (..., sizes[0]) -> (..., sizes[-1]) of linear layers, with tanh or relu between."""
-    layers, gains = [], [2**0.5] * (len(sizes) - 2) + [output_gain]
-    for size_in, size_out, gain in zip(sizes[:-1], sizes[1:], gains):
-        linear = nn.Linear(size_in, size_out)
-        nn.init.orthogonal_(linear.weight, gain)  # √2 keeps a signal's size through the layers
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh() if activation == "tanh" else nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # nothing follows the output
+# Settings to begin with on other tasks. The command line uses them for any other --env-id; in
+# Python, write Config(env_id="HalfCheetah-v5", **ELSEWHERE).
+ELSEWHERE = dict(
+    total_steps=500_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=32,
+    learning_rate=5e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95, obs_std=1.0,
+    reward_scale=1.0, normalize_reward=True, init_log_std=0.0, hidden_size=64, activation="tanh",
+)
+
+
+class ObsScale(nn.Module):
+    """Scales each feature of the observations to the same standard deviation."""
+    def __init__(self, obs_dim, std):
+        super().__init__()
+        self.std = std
+        # Buffers are saved with the weights. Until the first update, observations stay as they are.
+        self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))
+        self.shift = nn.Buffer(torch.zeros(obs_dim))
+        self.unit = nn.Buffer(torch.ones(obs_dim))
+
+    def forward(self, obs):
+        """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
+        return ((obs - self.shift) / self.unit).clamp(-10, 10)
+
+    def update(self, obs):
+        """Adds observations (B, obs_dim) to the running sums, and updates the scale."""
+        first = not self.sums.any()
+        obs = obs.double()
+        sums = torch.stack([torch.ones_like(obs), obs, obs**2]).sum(1)  # (3, obs_dim)
+        average(sums)
+        self.sums += sums
+        count, total, total_square = self.sums
+        mean = total / count
+        variance = (total_square / count - mean**2).clamp(min=1e-8)
+        self.unit.copy_(variance.sqrt() / self.std)
+        if first:
+            # Centre the features that are so far from 0 that the clip would cut them off, and do it
+            # only once: with a mean that moves, a state would look different in every rollout.
+            far = mean.abs() / self.unit + 2 * self.std > 10
+            self.shift.copy_(torch.where(far, mean, 0.0))
+
+
+def linear(size_in, size_out, gain):
+    """A linear layer with orthogonal weights, times gain, and biases of 0."""
+    layer = nn.Linear(size_in, size_out)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(size_in, size_out, config, output_gain):
+    """A network (..., size_in) -> (..., size_out) with the hidden layers of the settings."""
+    activation = nn.Tanh if config.activation == "tanh" else nn.ReLU
+    layers, size = [], size_in
+    for _ in range(config.hidden_layers):
+        layers += [linear(size, config.hidden_size, gain=2**0.5), activation()]
+        size = config.hidden_size
+    return nn.Sequential(*layers, linear(size, size_out, output_gain))
 
 
 class ActorCritic(nn.Module):
     """The policy π(a|s) and the critic V(s): two networks, sized from the environment's spaces."""
     def __init__(self, envs, config):
         super().__init__()
-        obs_dim, space = envs.single_observation_space.shape[0], envs.single_action_space
-        # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.obs_sums = nn.Buffer(torch.zeros(3, obs_dim).double())
-        self.obs_unit = nn.Buffer(torch.ones(obs_dim))  # at first obs stays as it is
-        self.beta = nn.Buffer(torch.ones(()))  # β of the KL penalty
-        self.log_std = nn.Parameter(torch.full((int(np.prod(space.shape)),), config.init_log_std))
-        sizes = [obs_dim] + [config.hidden_size] * config.hidden_layers
-        # A policy output near 0 makes the mean action the middle of the range at first.
-        self.policy = mlp([*sizes, len(self.log_std)], config.activation, output_gain=0.01)
-        self.critic = mlp([*sizes, 1], config.activation, output_gain=1.0)
+        obs_dim = envs.single_observation_space.shape[0]
+        action_dim = int(np.prod(envs.single_action_space.shape))
+        self.scale = ObsScale(obs_dim, config.obs_std)
+        # Outputs near 0 make the mean action the middle of the range at first.
+        self.policy = mlp(obs_dim, action_dim, config, output_gain=0.01)
+        self.critic = mlp(obs_dim, 1, config, output_gain=1.0)
+        self.log_std = nn.Parameter(torch.full((action_dim,), float(config.init_log_std)))
 
-    def forward(self, obs):
-        """Observations (..., obs_dim), as they come -> the distribution π(·|obs), V(obs) (...)."""
-        obs = self.normalize(obs)
-        pi = Independent(Normal(self.policy(obs), self.log_std.exp(), False), 1, False)
-        return pi, self.critic(obs).squeeze(-1)
+    def mean_and_std(self, obs):
+        """Observations (..., obs_dim) -> mean (..., action_dim) and σ (action_dim,) of π(·|s)."""
+        return self.policy(self.scale(obs)), self.log_std.exp()
 
-    def normalize(self, obs):
-        return (obs / self.obs_unit).clamp(-10, 10)  # a shift by a moving mean would hide drifts
+    def pi(self, obs):
+        """Observations (..., obs_dim) -> the distribution π(·|s)."""
+        mean, std = self.mean_and_std(obs)
+        # Independent sums log-probabilities over the last dimension, the action's components.
+        return Independent(Normal(mean, std, validate_args=False), 1, validate_args=False)
 
-    def update_statistics(self, obs, obs_std):
-        """Takes in observations (B, obs_dim): all seen so far, scaled, have deviation obs_std."""
-        sums = torch.stack([obs.double() ** k for k in (0, 1, 2)]).sum(1)
-        all_reduce(sums)  # over the processes of torchrun, if there are several
-        self.obs_sums += sums
-        mean, mean_square = self.obs_sums[1:] / self.obs_sums[0]
-        self.obs_unit.copy_((mean_square - mean**2).clamp(min=1e-8).sqrt() / obs_std)
+    def value(self, obs):
+        """Observations (..., obs_dim) -> V(s) (...)."""
+        return self.critic(self.scale(obs)).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N, action_dim), sampled or the mean."""
-        if not (np.abs(obs) < 1e38).all():
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.unit.device)
+        if not obs.isfinite().all():
             raise FloatingPointError("the environment's observation is not finite")
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.obs_unit.device)
-        mean = self.policy(self.normalize(obs))
-        noise = 0 if greedy else self.log_std.exp() * torch.randn_like(mean)
-        return (mean + noise).cpu().numpy()
+        mean, std = self.mean_and_std(obs)
+        action = mean if greedy else mean + std * torch.randn_like(mean)
+        return action.cpu().numpy()
 
 
 class RolloutBuffer:
@@ -154,186 +188,412 @@ class RolloutBuffer:
         self.obs = np.zeros((T + 1, N, obs_dim), np.float32)  # row t + 1 is what step t led to
         self.action = np.zeros((T, N, action_dim), np.float32)  # as sampled, not clipped
         self.reward = np.zeros((T, N), np.float32)
-        self.terminated, self.truncated, self.valid = np.zeros((3, T, N), bool)
+        self.terminated = np.zeros((T, N), bool)
+        self.truncated = np.zeros((T, N), bool)
+        self.valid = np.zeros((T, N), bool)  # False where a step only reset its environment
+
+    def tensors(self, device):
+        """The same fields as tensors."""
+        arrays = vars(self).items()
+        return SimpleNamespace(**{name: torch.as_tensor(x, device=device) for name, x in arrays})
 
 
 def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
-    """Generalized advantage estimates Â (T, N), from the last step to the first ([1] Eq. 11)."""
-    # value is (T+1, N): value[t+1] belongs to what step t led to, even where an episode ended.
+    """Generalized advantage estimates Â (T, N), from the last step to the first ([1] Eq. 11).
+
+    reward, terminated and truncated are (T, N). value is (T+1, N): value[t+1] belongs to the
+    observation that step t led to, which at the end of an episode is its last one.
+    """
     assert reward.shape == terminated.shape == truncated.shape == value[1:].shape
-    # A terminal state promises nothing. A truncated episode was only interrupted: bootstrap.
+    # Nothing follows a terminal state. A truncated episode was only interrupted: bootstrap.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
-    goes_on = ~(terminated | truncated)  # the row after an end belongs to another episode
-    advantage = torch.zeros_like(value)  # row T, behind the last step, stays 0
+    continues = ~(terminated | truncated)  # after an end, row t + 1 is another episode
+    advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
-        advantage[t] = delta[t] + gamma * gae_lambda * (goes_on[t] * advantage[t + 1])
+        advantage[t] = delta[t] + gamma * gae_lambda * continues[t] * advantage[t + 1]
     return advantage[:-1]
 
 
 def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
-    """The loss L to minimise, over a minibatch of B steps; all tensors (B,)."""
+    """The loss L to minimise over a minibatch of B steps, and its parts. All tensors are (B,)."""
     log_ratio = pi.log_prob(action) - old_log_prob
-    assert log_ratio.shape == value.shape == advantage.shape == return_.shape
     ratio = log_ratio.exp()
-    surrogate = torch.min(
-        ratio * advantage, ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps) * advantage)
-    if config.objective == "penalty":
-        surrogate = ratio * advantage - beta * (ratio - 1 - log_ratio)  # on average the KL
-    return 0.5 * nn.functional.mse_loss(value, return_) - surrogate.mean() - (
-        config.entropy_coef * pi.entropy().mean() if config.entropy_coef > 0 else 0)
+    assert ratio.shape == value.shape == advantage.shape == return_.shape
+    if config.objective == "clip":
+        clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
+        surrogate = torch.min(ratio * advantage, clipped_ratio * advantage)
+    else:
+        kl = ratio - 1 - log_ratio  # never negative; on average over π_old, KL(π_old‖π)
+        surrogate = ratio * advantage - beta * kl
+    policy_loss = -surrogate.mean()
+    value_loss = (value - return_).square().mean()
+    entropy = pi.entropy().mean()
+    loss = policy_loss + 0.5 * value_loss - config.entropy_coef * entropy
+    return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
-def train(config, run=None):
-    """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode."""
-    envs, agent, env_step, history = run or set_up(config)
-    T, N, gamma, gae_lambda = config.num_steps, config.num_envs, config.gamma, config.gae_lambda
+class Adam(nn.Module):
+    """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
+
+    All parameters are views into one vector, and all gradients into another, so that a few
+    operations update them all. Constructing torch.optim.Adam would also take two seconds.
+    """
+    def __init__(self, parameters, lr, eps):
+        super().__init__()  # a module, so that state_dict() holds its buffers
+        self.views = [p for p in parameters if p.requires_grad]
+        self.weight = torch.cat([p.detach().flatten() for p in self.views])
+        self.weight.grad = torch.zeros_like(self.weight)
+        start = 0
+        for p in self.views:
+            end = start + p.numel()
+            p.data = self.weight[start:end].view_as(p)
+            p.grad = self.weight.grad[start:end].view_as(p)  # backward() adds to it in place
+            start = end
+        self.addresses = [p.data_ptr() for p in self.views]
+        self.param_groups = [{"params": [self.weight], "lr": lr}]
+        self.eps = eps
+        self.mean = nn.Buffer(torch.zeros_like(self.weight))
+        self.square = nn.Buffer(torch.zeros_like(self.weight))
+        self.steps = nn.Buffer(torch.zeros((), dtype=torch.int64))
+
+    def zero_grad(self):
+        self.weight.grad.zero_()
+
+    def step(self):
+        grad, lr = self.weight.grad, self.param_groups[0]["lr"]
+        if self.addresses != [p.data_ptr() for p in self.views] or not grad.any():
+            raise RuntimeError("these parameters or gradients are not the optimizer's: create it "
+                               "anew after the agent was copied, moved or converted")
+        self.steps += 1
+        t = self.steps.item()
+        self.mean = 0.9 * self.mean + 0.1 * grad
+        self.square = 0.999 * self.square + 0.001 * grad**2
+        mean = self.mean / (1 - 0.9**t)  # makes up for the start at 0
+        square = self.square / (1 - 0.999**t)
+        self.weight -= lr * mean / (square.sqrt() + self.eps)
+
+
+def train(config, envs=None):
+    """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode.
+
+    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode. Ctrl-C
+    ends the training early. Under torchrun, the history and the statistics of normalize_reward are
+    those of this process alone. Raises SettingError for a setting that cannot work, and
+    FloatingPointError for a number that is not finite.
+    """
+    if envs is not None:
+        config = replace(config, num_envs=envs.num_envs)
+    check(config)
+    torch.manual_seed(config.seed)  # every process begins with the same weights
+    envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
+    if config.normalize_reward:
+        envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
+    agent = ActorCritic(envs, config).to(config.device)
+    optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
+    params = optimizer.param_groups[0]["params"]  # one vector, which holds all parameters
+    T, N = config.num_steps, config.num_envs
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0], len(agent.log_std))
-    # Each seed, process and --load plays other episodes; seeded only here, no episode comes twice.
-    seed = int(np.random.SeedSequence([config.seed, RANK, env_step]).generate_state(1)[0])
+    beta, env_step, history = 1.0, 0, []
+    if config.load:
+        beta, env_step, history = restore(config, agent, optimizer, envs)
+
+    save(config, agent, optimizer, envs, beta, env_step, history)
+    print(describe(config), flush=True)
+
+    # Different episodes for each seed, process and resumed run. The environments are seeded only
+    # once: later resets draw new starts.
+    seed = derive_seed(config.seed, RANK, env_step)
     torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
-    done, next_report = np.zeros(N, bool), env_step
+    done = np.zeros(N, bool)
+    first_step, start_time, next_report = env_step, time.time(), env_step
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         while env_step < config.total_steps:
-            left = 1 - env_step / config.total_steps  # learning rate and target KL fall with it
+            remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
+            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
             for t in range(T):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
-                buffer.action[t], buffer.obs[t + 1] = action, obs
+                if not np.isfinite(reward).all():
+                    raise FloatingPointError("the environment's reward is not finite")
+                buffer.action[t] = action
                 buffer.reward[t] = config.reward_scale * reward  # so that V is about 1 to 10
-                buffer.terminated[t], buffer.truncated[t] = terminated, truncated
+                buffer.terminated[t] = terminated
+                buffer.truncated[t] = truncated
                 buffer.valid[t] = ~done  # the step after an episode's end only resets
-                env_step, done = env_step + N * PROCESSES, terminated | truncated
+                buffer.obs[t + 1] = obs
+                done = terminated | truncated
+                env_step += N * PROCESSES
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 
             # Estimate: once per rollout, so that the targets stand still while the networks learn.
-            arrays = (torch.as_tensor(x, device=config.device) for x in vars(buffer).values())
-            obs_seq, action, reward, terminated, truncated, valid = arrays
+            rollout = buffer.tensors(config.device)
+            valid = rollout.valid  # (T, N); an array indexed with it has the B valid steps
             with torch.no_grad():
-                _, value = agent(obs_seq)  # (T+1, N)
-                advantage = compute_gae(reward, value, terminated, truncated, gamma, gae_lambda)
-                rollout = obs_seq[:-1], action, advantage, advantage + value[:-1]  # (T, N, ...)
-                b_obs, b_action, b_advantage, b_return = (x[valid] for x in rollout)  # (B, ...)
-                b_old_log_prob = agent(b_obs)[0].log_prob(b_action)
+                value = agent.value(rollout.obs)  # (T+1, N)
+                advantage = compute_gae(rollout.reward, value, rollout.terminated,
+                                        rollout.truncated, config.gamma, config.gae_lambda)
+                b_obs = rollout.obs[:-1][valid]  # (T, N, obs_dim) -> (B, obs_dim)
+                b_action = rollout.action[valid]
+                b_value = value[:-1][valid]
+                b_advantage = advantage[valid]
+                b_return = b_advantage + b_value  # what the critic learns to predict
+                b_old_log_prob = agent.pi(b_obs).log_prob(b_action)
 
             # Update: several passes over the rollout, in shuffled minibatches.
             for _ in range(config.epochs):
-                for mb in torch.randperm(len(b_obs)).chunk(config.num_minibatches):
-                    std, mean = torch.std_mean(b_advantage[mb], correction=0)  # no NaN for B = 1
+                for mb in torch.randperm(len(b_obs)).tensor_split(config.num_minibatches):
+                    std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
-                    pi, value = agent(b_obs[mb])
-                    loss = ppo_loss(pi, value, b_action[mb], b_old_log_prob[mb], mb_advantage,
-                                    b_return[mb], agent.beta, config)
-                    descend(agent, loss, config.learning_rate * left, config.max_grad_norm)
-            pi, _ = agent(b_obs)
-            log_ratio = pi.log_prob(b_action) - b_old_log_prob
-            kl = (log_ratio.exp() - 1 - log_ratio).mean().detach() / PROCESSES  # ≈ KL(π_old‖π)
-            all_reduce(kl)
-            agent.beta.mul_(2 if kl > 1.5 * config.target_kl * left else  # as in [1] Sec. 4
-                            0.5 if kl < config.target_kl * left / 1.5 else 1).clamp_(1, 1e4)
-            agent.update_statistics(b_obs, config.obs_std)  # only now: so far all had one scale
-            if env_step >= min(next_report, config.total_steps):  # twenty times a run
+                    loss, parts = ppo_loss(
+                        agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
+                        b_old_log_prob[mb], mb_advantage, b_return[mb], beta, config)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    average(*[p.grad for p in params])
+                    norm = nn.utils.clip_grad_norm_(params, config.max_grad_norm)
+                    if not norm.isfinite():
+                        raise FloatingPointError("the gradient is not finite; a smaller "
+                                                 "--learning-rate may help")
+                    optimizer.step()
+
+            # Look back: how far did the update move the policy?
+            with torch.no_grad():
+                log_ratio = agent.pi(b_obs).log_prob(b_action) - b_old_log_prob
+                ratio = log_ratio.exp()
+                kl = (ratio - 1 - log_ratio).mean()
+                average(kl)
+            if config.objective == "penalty":  # adapt β ([1] Sec. 4)
+                if kl > 1.5 * config.target_kl * remaining:
+                    beta = min(2 * beta, 1e4)
+                elif kl < config.target_kl * remaining / 1.5:
+                    beta = max(beta / 2, 1.0)
+            agent.scale.update(b_obs)  # not earlier: old and new policy saw the same scale
+
+            # Report: twenty times a run.
+            if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
-                save(config, agent, env_step, history)
-                print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
-                      f"episodes: {np.mean([score for _, score in history[-20:]] or np.nan):.2f}  "
-                      f"kl {kl:.2g}  entropy {pi.entropy().mean():.2g}", flush=True)
+                scores = [score for _, score in history[-20:]]
+                clipped = (ratio - 1).abs() > config.clip_eps
+                errors = b_return - b_value
+                metrics = {
+                    "episode": len(history),
+                    "average_score": float(np.mean(scores)) if scores else np.nan,
+                    "kl": kl.item(),
+                    "clipped_fraction": clipped.double().mean().item(),
+                    "explained_variance": 1 - (errors.var() / b_return.var()).item(),
+                    "steps_per_second": (env_step - first_step) / (time.time() - start_time),
+                    **{name: part.item() for name, part in parts.items()},
+                }
+                save(config, agent, optimizer, envs, beta, env_step, history)
+                print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "
+                      f"last 20 episodes: {metrics['average_score']:.2f}  kl {metrics['kl']:.2g}  "
+                      f"entropy {metrics['entropy']:.2g}", flush=True)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-        save(config, agent, env_step, history)
-        agent.status = 130  # the exit status of a program that Ctrl-C ended
+        print(f"stopped at step {env_step:,}", flush=True)
+        save(config, agent, optimizer, envs, beta, env_step, history)
+    finally:
+        torch.set_num_threads(num_threads)
     return agent, history
 
 
-# ---- From here on: set-up, gradient step, checkpoints, evaluation and the command line ----
-RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun
-all_reduce = torch.distributed.all_reduce if PROCESSES > 1 else lambda tensor: None  # sums
+# ---- From here on: checks, environments, checkpoints, evaluation and the command line ----
 
 
-def set_up(config):
-    """Environments, agent, env_step and history: of a new run, or as in the checkpoint to load."""
-    torch.set_num_threads(1)  # at these sizes more threads only wait for each other
-    torch.manual_seed(config.seed)
-    envs = make_envs(config.env_id, config.num_envs)
-    agent, env_step, history = ActorCritic(envs, config).to(config.device), 0, []
-    if config.normalize_reward:
-        envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
-    agent.reward_stats = vars(envs.return_rms) if config.normalize_reward else {}
-    # The weights are one vector, of which each layer has a part: one operation moves them all.
-    agent.parts = list(agent.parameters())
-    agent.weights = nn.utils.parameters_to_vector(agent.parts).detach()
-    nn.utils.vector_to_parameters(agent.weights, agent.parts)
-    agent.adam_mean, agent.adam_square = (nn.Buffer(0 * agent.weights) for _ in range(2))
-    agent.adam_steps = nn.Buffer(torch.zeros((), device=config.device))
-    if config.load:
-        checkpoint = torch.load(config.load, map_location="cpu", weights_only=True)
-        agent.load_state_dict(checkpoint["agent"])  # refuses other shapes
-        agent.reward_stats.update(checkpoint["reward_stats"])
-        env_step, history = int(checkpoint["env_step"]), list(map(tuple, checkpoint["history"]))
-    if config.save and RANK == 0:  # Does it work? Only what was loaded may be overwritten.
-        open(config.save, "ab" if config.save == config.load else "xb").close()
-    save(config, agent, env_step, history)
-    agent.screens = [make_envs(config.env_id, 1, mode, config.video) for mode in
-                     ["human"] * config.render + ["rgb_array"] * bool(config.video) if RANK == 0]
-    return envs, agent, env_step, history
+class SettingError(ValueError):
+    """A setting that cannot work. The message names it, and says what would be right."""
 
 
-def make_envs(env_id, num_envs, render_mode=None, video=""):
-    """Copies of an environment that step together and report each finished episode in info."""
-    how = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
-    envs = gym.make_vec(env_id, num_envs, **how)
+def check(config):
+    """Raises SettingError for the first setting that cannot work."""
+    limits = {
+        "num_envs": (1, np.inf), "num_steps": (2, np.inf), "epochs": (1, np.inf),
+        "hidden_size": (1, np.inf), "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
+        "gamma": (0, 1), "gae_lambda": (0, 1), "clip_eps": (0, np.inf), "target_kl": (0, 1000),
+        "entropy_coef": (0, 1000), "obs_std": (0.01, 10), "reward_scale": (1e-6, 1e6),
+        "init_log_std": (-10, 10),
+    }
+    choices = {"objective": ["clip", "penalty"], "activation": ["tanh", "relu"]}
+    for spec in fields(config):
+        name, value = spec.name, getattr(config, spec.name)
+        low, high = limits.get(name, (0, np.inf))
+        if spec.type is int and not (isinstance(value, Integral) and value >= low):
+            right = f"a whole number, {low} or more"
+        elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
+            right = f"a number from {low} to {high}"
+        elif spec.type in (bool, str) and not isinstance(value, spec.type):
+            right = f"a {spec.type.__name__}"
+        elif name in choices and value not in choices[name]:
+            right = " or ".join(choices[name])
+        else:
+            continue
+        raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+
+    fewest = config.num_envs * (config.num_steps // 2)  # at worst, every other step only resets
+    if not 1 <= config.num_minibatches <= fewest:
+        raise SettingError(f"--num-minibatches {config.num_minibatches}: must be from 1 to "
+                           f"{fewest}, half the steps of a rollout")
+    try:
+        torch.zeros(1, device=config.device).item()
+    except Exception as error:  # torch raises many kinds
+        reason = str(error).splitlines()[0]
+        raise SettingError(f"--device {config.device}: must be cpu or cuda: {reason}") from None
+    if config.save and RANK == 0:
+        resumed = config.load and os.path.realpath(config.save) == os.path.realpath(config.load)
+        if os.path.exists(config.save) and not resumed:
+            raise SettingError(f"--save {config.save}: exists; choose a new file, or --load it")
+        try:
+            open(unfinished(config.save), "xb").close()
+            os.remove(unfinished(config.save))
+        except OSError as error:
+            raise SettingError(f"--save {config.save}: {error.strerror}") from None
+
+
+def describe(config):
+    """Which settings a run has, in words."""
+    is_own = config.env_id == Config.env_id
+    defaults = Config(env_id=config.env_id, **({} if is_own else ELSEWHERE))
+    words = "its own settings" if is_own else "the settings for other tasks (ELSEWHERE)"
+    changed = [f"{name} {value}" for name, value in vars(config).items()
+               if value != getattr(defaults, name)]
+    return f"{config.env_id} with {words}{', but ' if changed else ''}{', '.join(changed)}"
+
+
+def make_envs(env_id, num_envs, render_mode=None):
+    """Vector environments: copies of one environment that step together."""
+    options = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    try:
+        return gym.make_vec(env_id, num_envs, **options)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise SettingError(f"--env-id {env_id}: {' '.join(str(error).split())}") from None
+
+
+def prepare(envs):
+    """Vector environments with flat observations and actions from -1 to 1, that report scores."""
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise SettingError("vector environments must have autoreset_mode NEXT_STEP, gymnasium's "
+                           f"default, not {envs.metadata.get('autoreset_mode')}")
     space = envs.single_action_space
     if not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
-        raise ValueError(f"needs bounded Box actions, not {space}; Discrete: ppo_discrete.py")
-    # Actions from -1 to 1 fill the range. The clip comes last: rounding shall not leave the range.
-    envs = gym.wrappers.vector.TransformAction(envs, lambda a: np.clip(space.low + (
-        space.high - space.low) * (a.reshape(len(a), *space.shape) + 1) / 2, space.low, space.high))
-    if render_mode == "rgb_array":
-        if os.path.exists(video):
-            raise FileExistsError(f"--video {video}: exists; choose a new folder")
-        envs = gym.wrappers.vector.RecordVideo(envs, video, episode_trigger=lambda episode: True)
-    if envs.single_observation_space != gym.spaces.flatten_space(envs.single_observation_space):
+        raise SettingError(f"actions must be a Box with finite bounds, not {space}: use "
+                           "ppo_discrete.py for Discrete ones; give others bounds in a wrapper")
+
+    def to_range(action):
+        """Stretches -1 to 1 to the whole range. The clip comes last: rounding may exceed it."""
+        action = action.reshape(len(action), *space.shape)
+        action = space.low + (space.high - space.low) * (action + 1) / 2
+        return np.clip(action, space.low, space.high)
+
+    envs = gym.wrappers.vector.TransformAction(envs, to_range)
+    obs_space = envs.single_observation_space
+    if obs_space != gym.spaces.flatten_space(obs_space):
         envs = gym.wrappers.vector.FlattenObservation(envs)
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
-def descend(agent, loss, learning_rate, max_grad_norm=np.inf):
-    """A step of Adam (arXiv:1412.6980), by torch's function: its class takes a second to import."""
-    grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, agent.parts)])
-    all_reduce(grad)
-    norm = float(grad.norm()) / PROCESSES
-    if not np.isfinite(norm * learning_rate):
-        raise FloatingPointError("the gradient is not finite; a smaller --learning-rate may help")
-    grad *= min(1, max_grad_norm / (norm + 1e-6)) / PROCESSES
-    adam([agent.weights], [grad], [agent.adam_mean], [agent.adam_square], [], [agent.adam_steps],
-         lr=learning_rate, beta1=0.9, beta2=0.999, eps=1e-5, fused=True,
-         weight_decay=0.0, amsgrad=False, maximize=False)
+def derive_seed(*numbers):
+    """A seed made of several numbers. Different numbers give independent random streams."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def save(config, agent, env_step, history):
-    """Writes a checkpoint beside the old one, and puts it in its place: it is never half a file."""
+def average(*tensors):
+    """Averages each tensor over the processes of torchrun, in place."""
+    if PROCESSES > 1:
+        for tensor in tensors:
+            torch.distributed.all_reduce(tensor)
+            tensor /= PROCESSES
+
+
+def unfinished(path):
+    """Where a checkpoint is written, before it takes its place."""
+    return f"{path}.{os.getpid()}.unfinished"
+
+
+def save(config, agent, optimizer, envs, beta, env_step, history):
+    """Writes a checkpoint beside config.save and renames it, so that it is never half a file."""
+    if not config.save or RANK > 0:
+        return
+    once = ("save", "load", "device", "eval_episodes", "render")  # not settings of the learning
+    checkpoint = {
+        "config": {spec.name: spec.type(getattr(config, spec.name)) for spec in fields(config)
+                   if spec.name not in once},
+        "agent": agent.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "reward_stats": {},
+        "beta": beta,
+        "env_step": env_step,
+        "history": history,
+    }
+    if config.normalize_reward:
+        stats = vars(envs.return_rms).items()  # mean, variance and count
+        checkpoint["reward_stats"] = {name: float(value) for name, value in stats}
     try:
-        if config.save and RANK == 0:
-            stats = {name: float(x) for name, x in agent.reward_stats.items()}
-            torch.save(dict(config=vars(config), agent=agent.state_dict(), env_step=env_step,
-                            history=history, reward_stats=stats), config.save + ".unfinished")
-            os.replace(config.save + ".unfinished", config.save)
-        agent.status = 0
+        torch.save(checkpoint, unfinished(config.save))
+        os.replace(unfinished(config.save), config.save)
     except (OSError, RuntimeError) as error:  # no reason to lose the run
-        agent.status = 1
         print(f"--save {config.save}: step {env_step:,} not saved: {error}", file=sys.stderr)
+    finally:
+        if os.path.exists(unfinished(config.save)):
+            os.remove(unfinished(config.save))
+
+
+def read_checkpoint(path):
+    """The dictionary in a checkpoint. No code in the file is run."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        assert isinstance(checkpoint["config"], dict)
+        return checkpoint
+    except Exception as error:  # a foreign file can fail in any way
+        reason = getattr(error, "strerror", None) or "not a checkpoint of this script"
+        raise SettingError(f"--load {path}: {reason}") from None
+
+
+def resume(path, **given):
+    """The settings of a checkpoint, except those given anew: train(resume("a.pt", seed=1))."""
+    try:
+        return Config(**read_checkpoint(path)["config"] | given | {"load": path})
+    except TypeError as error:
+        raise SettingError(f"--load {path}: {error}") from None
+
+
+def restore(config, agent, optimizer, envs):
+    """Fills agent, optimizer and reward statistics from a checkpoint: beta, env_step, history."""
+    checkpoint = read_checkpoint(config.load)
+    try:
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        if config.normalize_reward:
+            for name, value in checkpoint["reward_stats"].items():
+                setattr(envs.return_rms, name, np.float64(value))
+        tensors = [*agent.state_dict().values(), *optimizer.state_dict().values()]
+        if not all(tensor.isfinite().all() for tensor in tensors):
+            raise ValueError("some numbers are not finite")
+        history = [(int(step), float(score)) for step, score in checkpoint["history"]]
+        return float(checkpoint["beta"]), int(checkpoint["env_step"]), history
+    except Exception as error:  # a damaged file can fail in any way
+        reason = " ".join(str(error).split())
+        raise SettingError(f"--load {config.load}: does not fit these settings: {reason}") from None
 
 
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
-    """Returns (episodes,) of fresh episodes; 10,000 steps of each if there is no time limit."""
-    envs = envs or make_envs(env_id, episodes)
-    obs, _ = envs.reset(seed=int(np.random.SeedSequence([seed, 2**32 - 1]).generate_state(1)[0]))
+    """Plays fresh episodes and returns their scores, (episodes,).
+
+    Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
+    your own, as many as episodes.
+    """
+    envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
+    limit = getattr(envs.spec, "max_episode_steps", None) or 10_000
+    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # no process of a training has this rank
     returns, playing = np.zeros(episodes), np.ones(episodes, bool)
-    for _ in range(envs.spec.max_episode_steps or 10_000):
+    for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += reward * playing  # of each environment's first episode
+        returns += reward * playing  # the first episode of each environment
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
@@ -342,35 +602,57 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
 
 
 def main():
-    """Trains with the settings of the command line, then evaluates over 100 fresh episodes."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is one more Ctrl-C
+    """Trains with the settings of the command line, then evaluates the agent."""
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
-        how = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **how,
-                            help=f"{spec.metadata['help']} (default: {spec.default!r})")
+        kind = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
+        default = f"default: {spec.default!r}"
+        if spec.name in ELSEWHERE:
+            default += f"; on other tasks: {ELSEWHERE[spec.name]!r}"
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **kind,
+                            help=f"{spec.metadata['help']} ({default})")
+    # In a notebook, sys.argv belongs to the kernel: use the defaults.
+    given = vars(parser.parse_args(None if "__file__" in globals() else []))
+
+    received = []  # signals that asked this run to stop
+
+    def stop(number, frame):
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as in a script's background jobs
+            signal.signal(number, stop)
     if PROCESSES > 1:
         torch.distributed.init_process_group("gloo")
         sys.stdout = sys.stdout if RANK == 0 else open(os.devnull, "w")
     try:
-        # In a notebook's cell, which is no file, the arguments are the kernel's, not the user's.
-        config = Config(**vars(parser.parse_args(None if "__file__" in globals() else [])))
-        run = set_up(config)
-    except Exception as error:  # as nothing has begun, a setting is wrong
-        parser.error(" ".join(str(error).split()))
-    try:
-        agent, _ = train(config, run)
+        if given.get("load"):
+            config = resume(given["load"], **given)
+        elif given.get("env_id", Config.env_id) == Config.env_id:
+            config = Config(**given)
+        else:
+            config = Config(**ELSEWHERE | given)
+        window = make_envs(config.env_id, 1, "human") if config.render and RANK == 0 else None
+        agent, history = train(config)
+        if received:
+            raise KeyboardInterrupt
         for greedy in (True, False):
-            score = evaluate(agent, config.env_id, greedy=greedy, seed=config.seed).mean()
-            print(f"{'greedy' if greedy else 'sampled'} evaluation: {score:.2f} over 100 episodes")
-        for screen in agent.screens:
-            evaluate(agent, config.env_id, 1, envs=screen)
-    except FloatingPointError as error:
+            if config.eval_episodes > 0:
+                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
+                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} "
+                      f"over {config.eval_episodes} episodes", flush=True)
+        if window is not None:
+            evaluate(agent, config.env_id, episodes=1, envs=window)
+        if config.save and RANK == 0 and read_checkpoint(config.save)["history"] != history:
+            sys.exit(1)  # the last checkpoint was not written, as has been said
+    except (SettingError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        parser.exit(130)
-    if agent.status:
-        sys.exit(agent.status)
+        sys.exit(128 + received[0])  # the exit status of a program that this signal ended
+    except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

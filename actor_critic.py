@@ -4,9 +4,9 @@
 """Actor-critic, in one file: with TD errors, with Q, or with the advantage.
 
 The policy π(a|s), or actor, gives the probability of action a in state s. The critic learns to
-predict the return, the sum of the rewards r still to come, in which γ discounts later rewards.
-Every few steps both learn: the critic reduces its error δ_t, and the actor makes action a_t more
-likely if its weight ψ_t is positive, and less likely if it is negative.
+predict the return, the sum of the rewards r still to come, where a reward k steps later counts γ^k
+times. Every few steps both learn: the critic reduces its error δ_t, and the actor makes action a_t
+more likely if its weight ψ_t is positive, and less likely if it is negative.
 
     L = -E[log π(a_t|s_t) ψ_t] + ½ E[δ_t²] - c E[H(π(·|s_t))]
 
@@ -14,14 +14,15 @@ likely if its weight ψ_t is positive, and less likely if it is negative.
     --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  δ_t of both Q and V
     --critic td         ψ_t = δ_t                   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
-Q(s, a) is the expected return from state s if the first action is a. With Q as the weight, the
-gradient is that of the expected return ([1] Sec. 13.2). V(s) is the mean of Q(s, a) over the
+Q(s, a) is the expected return from state s if the first action is a. With the true Q as the weight,
+the gradient is that of the expected return ([1] Sec. 13.2). V(s) is the mean of Q(s, a) over the
 policy's actions. Since it does not depend on the action, subtracting it leaves the gradient
 unchanged on average and removes noise ([1] Sec. 13.4). The difference Q - V is the advantage. The
 TD error estimates it with V alone ([1] Sec. 13.5). The error of Q is that of SARSA ([1] Eq. 6.7):
 a_{t+1} is the action that the policy plays in s_{t+1}. V and Q are 0 after a terminal state. The
-entropy H is large where the policy is undecided. No gradient flows through ψ_t, nor through the
-critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
+entropy H is large where the policy is undecided. E is the mean over the steps of an update, in
+which ψ_t is first shifted and scaled to mean 0 and standard deviation 1. No gradient flows through
+ψ_t, nor through the critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
 
 `python actor_critic.py` solves its task, an average score of 475, in some 17,000 steps.
 
@@ -74,8 +75,9 @@ class ObsScale(nn.Module):
     def __init__(self, obs_dim, std):
         super().__init__()
         self.std = std
-        # Buffers are saved with the weights. Until the first update, observations stay as they are.
+        # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))
+        # Until the first update, observations stay as they are.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.unit = nn.Buffer(torch.ones(obs_dim))
 
@@ -84,7 +86,7 @@ class ObsScale(nn.Module):
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
-        """Adds observations (B, obs_dim) to the running sums, and updates the scale."""
+        """Adds B observations (B, obs_dim) to the running sums, and updates the scale."""
         first = not self.sums.any()
         obs = obs.double()
         self.sums += torch.stack([torch.ones_like(obs), obs, obs**2]).sum(1)  # (3, obs_dim)
@@ -93,8 +95,8 @@ class ObsScale(nn.Module):
         variance = (total_square / count - mean**2).clamp(min=1e-8)
         self.unit.copy_(variance.sqrt() / self.std)
         if first:
-            # Centre the features that are so far from 0 that the clip would cut them off, and do it
-            # only once: with a mean that moves, a state would look different in every rollout.
+            # Centre the features that are so far from 0 that clamp() would cut them off, but only
+            # once: with a mean that moves, the same state would look different in each rollout.
             far = mean.abs() / self.unit + 2 * self.std > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
@@ -188,16 +190,17 @@ def train(config, envs=None):
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
             # Collect: play T steps with the current policy.
-            obs_rows, action_rows, reward_rows, terminated_rows, valid_rows = [obs], [], [], [], []
+            obs_rows = [obs.copy()]
+            action_rows, reward_rows, terminated_rows, valid_rows = [], [], [], []
             for _ in range(config.num_steps):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 if not np.isfinite(reward).all():
                     raise FloatingPointError("the environment's reward is not finite")
-                obs_rows.append(obs)  # row t + 1 is what step t led to
+                obs_rows.append(obs.copy())  # row t + 1 is what step t led to
                 action_rows.append(action)
-                reward_rows.append(config.reward_scale * reward)  # so that V is about 1 to 10
-                terminated_rows.append(terminated)
+                reward_rows.append(config.reward_scale * reward)  # small: V is learned faster
+                terminated_rows.append(terminated.copy())
                 valid_rows.append(~done)  # the step after an episode's end only resets
                 done = terminated | truncated
                 env_step += N
@@ -223,8 +226,9 @@ def train(config, envs=None):
             else:
                 psi, squared_error = (q - v)[:-1], v_error.square() + q_error.square()
 
-            # Update: one optimizer step, from the B valid steps. Q alone is positive for nearly
-            # every action, so ψ is centred; scaling it keeps the step size the same for any reward.
+            # Update: one optimizer step, from the B valid steps. Where rewards are positive, so is
+            # Q, and every action would become more likely: hence ψ is centred. With a standard
+            # deviation of 1, the update does not depend on the rewards' scale.
             std, mean = torch.std_mean(psi[valid].detach(), correction=0)
             b_psi = (psi[valid].detach() - mean) / (std + 1e-8)  # (B,)
             b_log_prob = pi.log_prob(all_actions)[:-1][valid]
@@ -274,14 +278,14 @@ def check(config):
     limits = {
         "num_envs": (1, np.inf), "num_steps": (2, np.inf), "hidden_size": (1, np.inf),
         "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf), "gamma": (0, 1),
-        "entropy_coef": (0, 1000), "reward_scale": (1e-6, 1e6),
+        "entropy_coef": (0, 1000), "reward_scale": (1e-6, 1e6), "seed": (0, 2**64 - 1),
     }
     choices = {"critic": ["td", "q", "advantage"], "activation": ["tanh", "relu"]}
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
         low, high = limits.get(name, (0, np.inf))
-        if spec.type is int and not (isinstance(value, Integral) and value >= low):
-            right = f"a whole number, {low} or more"
+        if spec.type is int and not (isinstance(value, Integral) and low <= value <= high):
+            right = f"a whole number from {low} to {high}"
         elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
             right = f"a number from {low} to {high}"
         elif spec.type in (bool, str) and not isinstance(value, spec.type):
@@ -359,14 +363,14 @@ def main():
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as in a script's background jobs
+        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
     torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         config = Config(**given)
         window = make_envs(config.env_id, 1, "human") if config.render else None
         agent, _ = train(config)
-        if received:
+        if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
         for greedy in (True, False):
             if config.eval_episodes > 0:

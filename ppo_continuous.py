@@ -5,12 +5,12 @@
 
 The policy π(a|s), or actor, is a Gaussian: a network gives the mean of action a in state s, and its
 standard deviation σ is learned as well. It plays N copies of an environment for T steps. The critic
-V(s) learns to predict the return, the sum of the rewards r that follow state s, in which γ
-discounts later rewards. The advantage Â_t estimates how much better action a_t was than what the
-policy does on average. PPO makes actions with a positive advantage more likely and the others less
-likely, in several epochs over the same steps. Once a good action is 1+ε times as likely as under
-π_old, the policy that played it, or a bad one 1-ε times as likely, the clip removes any gain from
-going further.
+V(s) learns to predict the return, the sum of the rewards r that follow state s, where a reward k
+steps later counts γ^k times. The advantage Â_t estimates how much better action a_t was than what
+the policy does on average. PPO makes actions with a positive advantage more likely and the others
+less likely, in several epochs over the same steps. Let π_old be the policy that played them. Once a
+good action is 1+ε times as likely as under π_old, or a bad one 1-ε times as likely, the clip
+removes any gain from going further.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
@@ -18,11 +18,13 @@ going further.
     L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
           + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
-V is 0 after a terminal state. With λ = 0 the advantage relies on the critic, with λ = 1 on the
-rewards. R_t = Â_t + V_old(s_t) is the critic's target. The entropy H is large where the policy is
-undecided. The paper writes r_t(θ) for ρ_t, and K for the number of epochs. With --objective
-penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures
-how far π has moved from π_old, and its weight β adapts to it.
+V is 0 after a terminal state, and Â_{t+1} after the last step of an episode or a rollout. With
+λ = 0 the advantage relies on the critic, with λ = 1 on the rewards. R_t = Â_t + V_old(s_t) is the
+critic's target. E is the mean over a minibatch, in which Â_t is first shifted and scaled to mean 0
+and standard deviation 1. The entropy H is large where the policy is undecided. The paper writes
+r_t(θ) for ρ_t, and K for the number of epochs. With --objective penalty, L begins with
+-E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures how far π has moved from
+π_old, and its weight β adapts to it.
 
 `python ppo_continuous.py` solves its task, an average score of -200, in some 17,000 steps.
 
@@ -100,8 +102,9 @@ class ObsScale(nn.Module):
     def __init__(self, obs_dim, std):
         super().__init__()
         self.std = std
-        # Buffers are saved with the weights. Until the first update, observations stay as they are.
+        # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))
+        # Until the first update, observations stay as they are.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.unit = nn.Buffer(torch.ones(obs_dim))
 
@@ -110,7 +113,7 @@ class ObsScale(nn.Module):
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
-        """Adds observations (B, obs_dim) to the running sums, and updates the scale."""
+        """Adds B observations (B, obs_dim) to the running sums, and updates the scale."""
         first = not self.sums.any()
         obs = obs.double()
         sums = torch.stack([torch.ones_like(obs), obs, obs**2]).sum(1)  # (3, obs_dim)
@@ -121,8 +124,8 @@ class ObsScale(nn.Module):
         variance = (total_square / count - mean**2).clamp(min=1e-8)
         self.unit.copy_(variance.sqrt() / self.std)
         if first:
-            # Centre the features that are so far from 0 that the clip would cut them off, and do it
-            # only once: with a mean that moves, a state would look different in every rollout.
+            # Centre the features that are so far from 0 that clamp() would cut them off, but only
+            # once: with a mean that moves, the same state would look different in each rollout.
             far = mean.abs() / self.unit + 2 * self.std > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
@@ -236,7 +239,8 @@ class Adam(nn.Module):
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
     All parameters are views into one vector, and all gradients into another, so that a few
-    operations update them all. Constructing torch.optim.Adam would also take two seconds.
+    operations update them all. Constructing torch.optim.Adam would also take two seconds. Freeze
+    parameters (requires_grad = False) before you construct it.
     """
     def __init__(self, parameters, lr, eps):
         super().__init__()  # a module, so that state_dict() holds its buffers
@@ -250,7 +254,7 @@ class Adam(nn.Module):
             p.grad = self.weight.grad[start:end].view_as(p)  # backward() adds to it in place
             start = end
         self.addresses = [p.data_ptr() for p in self.views]
-        self.param_groups = [{"params": [self.weight], "lr": lr}]
+        self.param_groups = [{"params": [self.weight], "lr": lr}]  # as torch's optimizers have
         self.eps = eps
         self.mean = nn.Buffer(torch.zeros_like(self.weight))
         self.square = nn.Buffer(torch.zeros_like(self.weight))
@@ -262,7 +266,7 @@ class Adam(nn.Module):
     def step(self):
         grad, lr = self.weight.grad, self.param_groups[0]["lr"]
         if self.addresses != [p.data_ptr() for p in self.views] or not grad.any():
-            raise RuntimeError("these parameters or gradients are not the optimizer's: create it "
+            raise RuntimeError("no gradient has reached the optimizer's parameters: create it "
                                "anew after the agent was copied, moved or converted")
         self.steps += 1
         t = self.steps.item()
@@ -282,7 +286,8 @@ def train(config, envs=None):
     FloatingPointError for a number that is not finite.
     """
     if envs is not None:
-        config = replace(config, num_envs=envs.num_envs)
+        env_id = getattr(envs.spec, "id", "your environments")
+        config = replace(config, env_id=env_id, num_envs=envs.num_envs)
     check(config)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
@@ -290,7 +295,7 @@ def train(config, envs=None):
         envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    params = optimizer.param_groups[0]["params"]  # one vector, which holds all parameters
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     T, N = config.num_steps, config.num_envs
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0], len(agent.log_std))
     beta, env_step, history = 1.0, 0, []
@@ -312,7 +317,8 @@ def train(config, envs=None):
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
-            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+            for group in optimizer.param_groups:
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * remaining
 
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
@@ -322,13 +328,13 @@ def train(config, envs=None):
                 if not np.isfinite(reward).all():
                     raise FloatingPointError("the environment's reward is not finite")
                 buffer.action[t] = action
-                buffer.reward[t] = config.reward_scale * reward  # so that V is about 1 to 10
+                buffer.reward[t] = config.reward_scale * reward  # small: V is learned faster
                 buffer.terminated[t] = terminated
                 buffer.truncated[t] = truncated
                 buffer.valid[t] = ~done  # the step after an episode's end only resets
                 buffer.obs[t + 1] = obs
                 done = terminated | truncated
-                env_step += N * PROCESSES
+                env_step += N * PROCESSES  # each process has N environments of its own
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 
@@ -349,6 +355,7 @@ def train(config, envs=None):
             # Update: several passes over the rollout, in shuffled minibatches.
             for _ in range(config.epochs):
                 for mb in torch.randperm(len(b_obs)).tensor_split(config.num_minibatches):
+                    # At standard deviation 1, the update does not depend on the rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
                     loss, parts = ppo_loss(
@@ -369,7 +376,7 @@ def train(config, envs=None):
                 ratio = log_ratio.exp()
                 kl = (ratio - 1 - log_ratio).mean()
                 average(kl)
-            if config.objective == "penalty":  # adapt β ([1] Sec. 4)
+            if config.objective == "penalty":  # adapt β ([1] Sec. 4), here within limits
                 if kl > 1.5 * config.target_kl * remaining:
                     beta = min(2 * beta, 1e4)
                 elif kl < config.target_kl * remaining / 1.5:
@@ -382,7 +389,7 @@ def train(config, envs=None):
                 scores = [score for _, score in history[-20:]]
                 clipped = (ratio - 1).abs() > config.clip_eps
                 errors = b_return - b_value
-                metrics = {
+                metrics = {  # all that is worth logging, as in wandb.log(metrics, env_step)
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "kl": kl.item(),
@@ -415,16 +422,16 @@ def check(config):
     limits = {
         "num_envs": (1, np.inf), "num_steps": (2, np.inf), "epochs": (1, np.inf),
         "hidden_size": (1, np.inf), "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
-        "gamma": (0, 1), "gae_lambda": (0, 1), "clip_eps": (0, np.inf), "target_kl": (0, 1000),
-        "entropy_coef": (0, 1000), "obs_std": (0.01, 10), "reward_scale": (1e-6, 1e6),
+        "gamma": (0, 1), "gae_lambda": (0, 1), "target_kl": (0, 1000), "entropy_coef": (0, 1000),
+        "obs_std": (0.01, 10), "reward_scale": (1e-6, 1e6), "seed": (0, 2**64 - 1),
         "init_log_std": (-10, 10),
     }
     choices = {"objective": ["clip", "penalty"], "activation": ["tanh", "relu"]}
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
         low, high = limits.get(name, (0, np.inf))
-        if spec.type is int and not (isinstance(value, Integral) and value >= low):
-            right = f"a whole number, {low} or more"
+        if spec.type is int and not (isinstance(value, Integral) and low <= value <= high):
+            right = f"a whole number from {low} to {high}"
         elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
             right = f"a number from {low} to {high}"
         elif spec.type in (bool, str) and not isinstance(value, spec.type):
@@ -485,7 +492,7 @@ def prepare(envs):
                            "ppo_discrete.py for Discrete ones; give others bounds in a wrapper")
 
     def to_range(action):
-        """Stretches -1 to 1 to the whole range. The clip comes last: rounding may exceed it."""
+        """Stretches -1 to 1 to the whole range, and clips what was sampled beyond it."""
         action = action.reshape(len(action), *space.shape)
         action = space.low + (space.high - space.low) * (action + 1) / 2
         return np.clip(action, space.low, space.high)
@@ -571,8 +578,8 @@ def restore(config, agent, optimizer, envs):
         if config.normalize_reward:
             for name, value in checkpoint["reward_stats"].items():
                 setattr(envs.return_rms, name, np.float64(value))
-        tensors = [*agent.state_dict().values(), *optimizer.state_dict().values()]
-        if not all(tensor.isfinite().all() for tensor in tensors):
+        values = [*checkpoint["agent"].values(), *checkpoint["optimizer"].values()]
+        if not all(x.isfinite().all() for x in values if isinstance(x, torch.Tensor)):
             raise ValueError("some numbers are not finite")
         history = [(int(step), float(score)) for step, score in checkpoint["history"]]
         return float(checkpoint["beta"]), int(checkpoint["env_step"]), history
@@ -621,7 +628,7 @@ def main():
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as in a script's background jobs
+        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
     if PROCESSES > 1:
         torch.distributed.init_process_group("gloo")
@@ -634,8 +641,8 @@ def main():
         else:
             config = Config(**ELSEWHERE | given)
         window = make_envs(config.env_id, 1, "human") if config.render and RANK == 0 else None
-        agent, history = train(config)
-        if received:
+        agent, _ = train(config)
+        if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
         for greedy in (True, False):
             if config.eval_episodes > 0:
@@ -644,8 +651,9 @@ def main():
                       f"over {config.eval_episodes} episodes", flush=True)
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
-        if config.save and RANK == 0 and read_checkpoint(config.save)["history"] != history:
-            sys.exit(1)  # the last checkpoint was not written, as has been said
+        if config.save and RANK == 0:
+            if read_checkpoint(config.save)["env_step"] < config.total_steps:
+                sys.exit(1)  # the last checkpoint was not written, as has been said
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -4,16 +4,17 @@
 """REINFORCE, the first policy gradient method, in one file.
 
 A policy π(a|s) gives the probability of action a in state s. It plays N whole episodes. The return
-G_t is the sum of the rewards r from step t on, in which γ discounts later rewards. Actions that
-were followed by a larger return than in the other episodes become more likely, the others less.
+G_t is the sum of the rewards r from step t on, where a reward k steps later counts γ^k times.
+Actions that were followed by a larger return than in the other episodes become more likely, the
+others less likely.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) (G_t - b_t) / d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
 
-The baseline b_t is the mean of G_t over the N episodes, and d the standard deviation of G_t - b_t.
-The gradient of L points the way that lowers -E[G_0]. In theory each step has a further factor γ^t;
-like nearly all implementations, this one leaves it out, so that late steps count as much as early
-ones.
+E is the mean over all steps, the baseline b_t the mean of G_t over the N episodes, and d the
+standard deviation of G_t - b_t. On average, and up to its length, the gradient of L is that of
+-E[G_0], the negative return of whole episodes. In theory step t has a further factor γ^t; like
+nearly all implementations, this one leaves it out, so that late steps count as much as early ones.
 
 `python reinforce.py` solves its task, an average score of 475, in some 20,000 steps.
 
@@ -60,8 +61,9 @@ class ObsScale(nn.Module):
     def __init__(self, obs_dim, std):
         super().__init__()
         self.std = std
-        # Buffers are saved with the weights. Until the first update, observations stay as they are.
+        # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
         self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))
+        # Until the first update, observations stay as they are.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.unit = nn.Buffer(torch.ones(obs_dim))
 
@@ -70,7 +72,7 @@ class ObsScale(nn.Module):
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
-        """Adds observations (B, obs_dim) to the running sums, and updates the scale."""
+        """Adds B observations (B, obs_dim) to the running sums, and updates the scale."""
         first = not self.sums.any()
         obs = obs.double()
         self.sums += torch.stack([torch.ones_like(obs), obs, obs**2]).sum(1)  # (3, obs_dim)
@@ -79,8 +81,8 @@ class ObsScale(nn.Module):
         variance = (total_square / count - mean**2).clamp(min=1e-8)
         self.unit.copy_(variance.sqrt() / self.std)
         if first:
-            # Centre the features that are so far from 0 that the clip would cut them off, and do it
-            # only once: with a mean that moves, a state would look different in every rollout.
+            # Centre the features that are so far from 0 that clamp() would cut them off, but only
+            # once: with a mean that moves, the same state would look different in each rollout.
             far = mean.abs() / self.unit + 2 * self.std > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
@@ -160,7 +162,7 @@ def train(config, envs=None):
                 next_obs, reward, terminated, truncated, info = envs.step(action)
                 if not np.isfinite(reward).all():
                     raise FloatingPointError("the environment's reward is not finite")
-                obs_rows.append(obs)
+                obs_rows.append(obs.copy())  # some environments use their array again
                 action_rows.append(action)
                 reward_rows.append(reward * playing)
                 valid_rows.append(playing)
@@ -173,11 +175,14 @@ def train(config, envs=None):
                     history += [(env_step, float(score)) for score in scores]
 
             # Estimate: how much better each episode went on than the mean of all N. Subtracting
-            # this mean keeps the direction of the gradient, up to noise, and removes most noise.
+            # this mean does not change the gradient's direction on average, but removes noise.
             rollout_reward = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
             return_ = compute_returns(rollout_reward, config.gamma)  # (T, N)
-            baseline = return_.mean(1, keepdim=True) if N > 1 else return_.mean()
+            if N > 1:
+                baseline = return_.mean(1, keepdim=True)  # (T, 1)
+            else:
+                baseline = return_.mean()  # a single episode is compared with its own average
             b_difference = (return_ - baseline)[valid]  # (B,), of the B valid steps
             # Dividing by the standard deviation makes the update independent of the rewards' scale.
             b_weight = b_difference / (b_difference.std(correction=0) + 1e-8)
@@ -224,12 +229,12 @@ class SettingError(ValueError):
 def check(config):
     """Raises SettingError for the first setting that cannot work."""
     limits = {"num_envs": (1, np.inf), "hidden_size": (1, np.inf), "learning_rate": (0, 1),
-              "gamma": (0, 1)}
+              "gamma": (0, 1), "seed": (0, 2**64 - 1)}
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
         low, high = limits.get(name, (0, np.inf))
-        if spec.type is int and not (isinstance(value, Integral) and value >= low):
-            right = f"a whole number, {low} or more"
+        if spec.type is int and not (isinstance(value, Integral) and low <= value <= high):
+            right = f"a whole number from {low} to {high}"
         elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
             right = f"a number from {low} to {high}"
         elif spec.type in (bool, str) and not isinstance(value, spec.type):
@@ -305,14 +310,14 @@ def main():
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as in a script's background jobs
+        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
     torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         config = Config(**given)
         window = make_envs(config.env_id, 1, "human") if config.render else None
         agent, _ = train(config)
-        if received:
+        if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
         for greedy in (True, False):
             if config.eval_episodes > 0:

@@ -36,11 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import ablations  # noqa: E402
-from peer import Watch, child, count, measure_peer, middle, peer_table, train_sb3  # noqa: E402
-from tasks import SEEDS, SPEED_SEEDS, TASKS, measure_task, task_table  # noqa: E402
+from peer import SOLVED, StopWhenSolved, child, count, measure_peer, middle, peer_table, solved_at, train_sb3  # noqa: E402
+from tasks import SEEDS, measure_task, task_jobs, task_table  # noqa: E402
 
 SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
-SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 
 
 def settings_of(module, flags):
@@ -56,15 +55,22 @@ def settings_of(module, flags):
     return settings
 
 
+def config_of(module, flags, **settings):
+    """The settings that a script would have with these flags: those for other tasks, if --env-id names one."""
+    settings |= settings_of(module, flags)
+    if settings.get("env_id", module.Config.env_id) != module.Config.env_id:
+        settings = getattr(module, "ELSEWHERE", {}) | settings
+    return module.Config(**settings)
+
+
 def train_ours(name, flags, seed, stop=False, module=None):
     """One run of a script, or its beginning until it is solved. Returns module, config, agent, history."""
     module = module or importlib.import_module(name)
-    config = module.Config(**{"seed": seed} | settings_of(module, flags))
-    *run, history = module.set_up(config)
-    watch = Watch(history)
-    watch.threshold, watch.stop = SOLVED.get(config.env_id), stop
+    config, envs = config_of(module, flags, seed=seed), None
+    if stop:
+        envs = StopWhenSolved(module.make_envs(config.env_id, config.num_envs), SOLVED[config.env_id])
     with contextlib.redirect_stdout(io.StringIO()):
-        agent, history = module.train(config, (*run, watch))
+        agent, history = module.train(config, envs)
     return module, config, agent, history
 
 
@@ -82,7 +88,8 @@ def measure(name, flags, seed, edit="", pairs=()):
     edited = ablations.edited_module(name, pairs) if edit else None
     start = time.perf_counter()
     module, config, agent, history = train_ours(name, flags, seed, module=edited)
-    row = {"program": name, "flags": edit or flags, "seed": seed, "solved_at_step": history.solved_at,
+    row = {"program": name, "flags": edit or flags, "seed": seed,
+           "solved_at_step": solved_at(history, SOLVED.get(config.env_id)),
            "seconds": round(time.perf_counter() - start, 1)}
     # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
     episodes = 1_000 if config.env_id in SOLVED and not edit else 100
@@ -111,8 +118,8 @@ def plot(seeds):
     for seed in seeds:
         for name in ("ppo_discrete", "ppo_continuous"):
             if not any(row["program"] == f"sb3 {name}" and int(row["seed"]) == seed for row in rows):
-                watch, _ = train_sb3(name, seed, 100_000, stop=False)
-                rows.append({"program": f"sb3 {name}", "flags": "", "seed": seed, "curve": curve(watch, 100_000)})
+                history, _ = train_sb3(name, seed, 100_000, stop=False)
+                rows.append({"program": f"sb3 {name}", "flags": "", "seed": seed, "curve": curve(history, 100_000)})
                 write_csv(path, rows)
     for draw in (figures.draw_curves, figures.draw_ideas, figures.draw_pendulum, figures.draw_ablations):
         draw()
@@ -154,7 +161,7 @@ def main():
                         help="settings of the scripts, each string a variant to measure; a single word needs a space "
                         "before it, as ' --render', not to be taken for an option of the benchmark")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
-    parser.add_argument("--tasks", nargs="*", help="measure one row of flags on these tasks, or all, beside SB3")
+    parser.add_argument("--tasks", nargs="*", help="measure these tasks by name alone, or all, beside SB3")
     parser.add_argument("--ablate", nargs="?", const="", metavar="WORD", help="measure edits of the scripts' text")
     parser.add_argument("--plot", action="store_true", help="draw the pictures in tests/results; SB3 is measured if it lacks")
     parser.add_argument("--csv", type=Path, help="default: benchmark.csv, sb3.csv, tasks.csv or ablations.csv in tests/results")
@@ -173,10 +180,8 @@ def main():
     if what == "tasks":
         options.seeds, print_table = SEEDS, task_table
         rows = list(csv.DictReader(output.open())) if output.exists() else []
-        done = [tuple(row[key] for key in ("program", "script", "task", "seed")) for row in rows]
-        jobs = [(measure_task, train_ours, who, name, task, seed) for seed in SPEED_SEEDS + SEEDS for name in options.script
-                if name in TASKS for task in TASKS[name] for who in ("ours", "sb3")
-                if task in (options.tasks or TASKS[name]) and (who, name, task, str(seed)) not in done]
+        done = [(row["program"], row["script"], row["task"], int(row["seed"])) for row in rows]
+        jobs = [(measure_task, train_ours, *job) for job in task_jobs(options.script, options.tasks) if job not in done]
     elif what == "ablations":
         options.seeds, print_table = ablations.SEEDS, ablations.ablation_table
         jobs = [(measure, name, ablations.FLAGS.get(name, ""), seed, edit, pairs) for edit, names, pairs in ablations.EDITS

@@ -4,8 +4,10 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
 import time
+import types
 from pathlib import Path
 
 import gymnasium as gym
@@ -31,14 +33,34 @@ def load(name):
     return importlib.import_module(name)
 
 
+def edited(name, *pairs):
+    """The script as a new module, with each old text replaced by a new one. The old one must be there exactly once."""
+    text = (ROOT / f"{name}.py").read_text(encoding="utf-8")
+    for old, new in pairs:
+        assert text.count(old) == 1, (text.count(old), old)
+        text = text.replace(old, new)
+    module = types.ModuleType(f"{name}_edited")
+    module.__file__ = f"{name}_edited.py"  # main() takes a module without a file for a notebook
+    exec(compile(text, f"{name}_edited.py", "exec"), vars(module))
+    return module
+
+
 def run_main(module, monkeypatch, capsys, *arguments):
-    """main() as the command line runs it; returns (exit status or None, stdout, stderr)."""
+    """main() as the command line runs it; returns (exit status or None, stdout, stderr).
+
+    Handlers of signals and the number of threads belong to the process. main() sets them, and here they are put back.
+    """
     monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
-    status = None
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    status, threads = None, torch.get_num_threads()
     try:
         module.main()
     except SystemExit as stop:
         status = stop.code
+    finally:
+        torch.set_num_threads(threads)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     out, err = capsys.readouterr()
     return status, out, err
 
@@ -157,6 +179,34 @@ class Recount(gym.vector.VectorWrapper):
                 self.over[i] = True
                 finished.append(self.returns[i])
         self.history += [(self.env_step, return_) for return_ in finished]
+        return obs, reward, terminated, truncated, info
+
+
+class StopWhenSolved(gym.vector.VectorWrapper):
+    """Ends the training, as Ctrl-C would, once the average score of the last 20 episodes reaches a threshold."""
+
+    def __init__(self, env, threshold):
+        super().__init__(env)
+        self.threshold, self.scores, self.solved = threshold, [], False
+
+    def reset(self, *, seed=None, options=None):
+        self.totals, self.playing = [0.0] * self.num_envs, [True] * self.num_envs
+        self.once = seed is None  # REINFORCE resets before each update, and counts one episode of each environment
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions):
+        if self.solved:  # raised only now, so that the script has counted the last episode
+            raise KeyboardInterrupt
+        obs, reward, terminated, truncated, info = super().step(actions)
+        for i in range(self.num_envs):
+            if not self.playing[i]:  # this step only reset the environment
+                self.totals[i], self.playing[i] = 0.0, not self.once
+                continue
+            self.totals[i] += float(reward[i])
+            if terminated[i] or truncated[i]:
+                self.playing[i] = False
+                self.scores.append(self.totals[i])
+                self.solved |= len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold
         return obs, reward, terminated, truncated, info
 
 

@@ -1,192 +1,235 @@
 """Draws the pictures of README: `python tests/benchmark.py --plot`.
 
-Learning curves and ablations come from the CSVs in tests/results. A line or point is the interquartile mean over seeds,
-the mean of the middle half (arXiv:2108.13264). Its band holds 95 % of the interquartile means of seeds drawn anew with
-replacement. Thin lines are single seeds. The pictures of ideas need no record: they are computed, or trained for, here.
+Learning curves and ablations come from the CSVs in tests/results. training.gif, pendulum.png and frames.png show runs
+of the PPO scripts with their defaults, seed 0, which are trained here. The other pictures need no record.
 """
 
 import contextlib
 import csv
+import functools
+import importlib
 import io
+import tempfile
+import time
 from pathlib import Path
+from unittest import mock
 
 import matplotlib
 import numpy as np
+from peer import SOLVED, middle, solved_at
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from PIL import Image, ImageDraw, ImageFont  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PANELS = {
-    "CartPole-v1": (60, 475, {"ppo_discrete": "#d95f02", "actor_critic": "#1b9e77", "reinforce": "#7570b3"}),
-    "Pendulum-v1": (99, -200, {"ppo_continuous": "#d95f02"}),
-}
+ORANGE, GREEN, PURPLE, GREY = "#d95f02", "#1b9e77", "#7570b3", "#a6a6a6"
+plt.rcParams["axes.spines.top"] = plt.rcParams["axes.spines.right"] = False
 
 
-def curves(program):
-    """The average scores (seeds, thousands of steps) of the default runs of a program; NaN after a run's end."""
-    found = []
-    for path in (RESULTS / "benchmark.csv", RESULTS / "curves_sb3.csv"):
-        if path.exists():
-            with path.open() as file:
-                found += [row["curve"].split(";") for row in csv.DictReader(file)
-                          if row["program"] == program and not row["flags"]]
-    length = max(map(len, found), default=0)
-    return np.array([[float(x or "nan") for x in curve] + [np.nan] * (length - len(curve)) for curve in found])
+def read(name):
+    with (RESULTS / name).open() as file:
+        return list(csv.DictReader(file))
 
 
-def interquartile_mean(scores):
-    """(..., seeds) -> (...), the mean of the middle half of the seeds."""
-    cut = scores.shape[-1] // 4
-    return np.sort(scores, -1)[..., cut : scores.shape[-1] - cut].mean(-1)
-
-
-def band(scores, rng):
-    """(..., seeds) -> the interquartile mean (...), and the two ends (2, ...) of its 95 % bootstrap interval."""
-    drawn = scores[..., rng.integers(scores.shape[-1], size=(1_000, scores.shape[-1]))]
-    return interquartile_mean(scores), np.percentile(interquartile_mean(drawn), (2.5, 97.5), -1)
-
-
-def finish(figure, name, dpi=150):
-    for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(RESULTS / name, dpi=dpi, facecolor="white")
+def write(figure, name):
+    """Saves a picture with a white margin, so that it also looks right on a dark page."""
+    figure.savefig(RESULTS / name, dpi=150, facecolor="white", bbox_inches="tight", pad_inches=0.15)
     plt.close(figure)
 
 
+# ---- Learning curves ----
+
+CURVES = {  # task: thousands of steps and scores to show, and the programs
+    "CartPole-v1": (60, range(0, 501, 100), {
+        "ppo_discrete": ("PPO", ORANGE), "actor_critic": ("actor-critic", GREEN), "reinforce": ("REINFORCE", PURPLE),
+        "sb3 ppo_discrete": ("PPO of\nstable-baselines3", GREY)}),
+    "Pendulum-v1": (99, range(-1400, -199, 200), {
+        "ppo_continuous": ("PPO", ORANGE), "sb3 ppo_continuous": ("PPO of\nstable-baselines3", GREY)}),
+}
+
+
+def curves(program, end):
+    """The average scores (runs, thousands of steps) of a program's default runs; NaN after a run's end."""
+    rows = [row["curve"].split(";")[:end] for row in read("benchmark.csv") + read("curves_sb3.csv")
+            if row["program"] == program and not row["flags"]]
+    return np.array([[float(score or "nan") for score in row] + [np.nan] * (end - len(row)) for row in rows])
+
+
 def draw_curves():
-    rng = np.random.default_rng(0)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    for axis, (task, (end, solved, programs)) in zip(axes, PANELS.items()):
-        script = next(iter(programs))
-        for program, colour in (programs | {f"sb3 {script}": "#666666"}).items():
-            scores = curves(program)[:, :end]
-            steps = np.arange(1, scores.shape[1] + 1)
-            line, (low, high) = band(scores.T, rng)
-            name = f"{program}.py" if "sb3" not in program else "stable-baselines3"
-            axis.plot(steps, scores.T, color=colour, alpha=0.15, linewidth=0.5)
-            axis.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
-            axis.plot(steps, line, color=colour, linewidth=2, label=f"{name} ({len(scores)} seeds)")
-        axis.axhline(solved, color="black", linewidth=0.8, linestyle=":")
-        axis.text(0, solved, " solved", va="bottom", fontsize=8)
+    """The scripts' names are flags on poles, which stand where the median reaches the dotted line."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    runs = set()
+    for axis, (task, (end, ticks, programs)) in zip(axes, CURVES.items()):
+        low, high = ticks[0], ticks[-1]
+        steps = np.arange(1, end + 1)
+        for place, (program, (name, colour)) in enumerate(reversed(programs.items())):
+            scores = curves(program, end)
+            runs.add(len(scores))
+            median = np.median(scores, 0)
+            if program.startswith("sb3"):
+                axis.plot(steps, scores.T, color=colour, alpha=0.15, linewidth=0.5, zorder=1)
+                axis.plot(steps, median, color=colour, linewidth=1.2, zorder=1)
+                level = low + 0.45 * (high - low)
+                axis.text(steps[median >= level][0] + end / 30, level, name, color="#777777", va="top")
+            else:
+                axis.plot(steps, scores.T, color=colour, alpha=0.25, linewidth=0.5)
+                axis.plot(steps, median, color=colour, linewidth=3, zorder=2 + place)
+                solved, top = steps[median >= SOLVED[task]][0], high + (0.06 + 0.08 * place) * (high - low)
+                axis.plot([solved, solved], [SOLVED[task], top], color=colour, linewidth=1)
+                axis.text(solved + end / 80, top, name, color=colour, va="center", fontweight="bold")
+        axis.axhline(SOLVED[task], color="black", linewidth=0.8, linestyle=":")
+        axis.text(0, SOLVED[task], " solved", va="bottom", fontsize=9)
         axis.set(title=task, xlabel="environment steps, in thousands", ylabel="average score of 20 episodes",
-                 xlim=(0, end))
-        axis.legend(frameon=False, loc="lower right")
-    finish(figure, "curves.png", dpi=125)
+                 xlim=(0, end), ylim=(low - 0.03 * (high - low), high + 0.38 * (high - low)), yticks=ticks)
+    figure.supxlabel(f"{' or '.join(map(str, sorted(runs)))} runs each: a thick line is their median, thin lines are "
+                     "single runs", fontsize=9)
+    write(figure, "curves.png")
 
 
-def draw_ideas():
-    """The clipped objective by the sign of the advantage, and what weight GAE gives to later TD errors."""
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
-    ratio, eps = np.linspace(0.5, 1.5, 201), 0.2
-    for axis, advantage in zip(axes, (1, -1)):
-        clipped = np.clip(ratio, 1 - eps, 1 + eps) * advantage
-        objective = np.minimum(ratio * advantage, clipped)
-        flat = ratio > 1 + eps if advantage > 0 else ratio < 1 - eps
-        axis.plot(ratio, ratio * advantage, color="#666666", linestyle=":", label="ρ Â")
-        axis.plot(ratio, clipped, color="#1b9e77", linestyle="--", label="clip(ρ, 1-ε, 1+ε) Â")
-        axis.plot(ratio, objective, color="#7570b3", linewidth=2.5, label="the smaller one")
-        axis.plot(ratio[flat], objective[flat], color="#d95f02", linewidth=5, label="flat: no gradient")
-        axis.set(title="Â > 0: better than usual" if advantage > 0 else "Â < 0: worse than usual", xlabel="ratio ρ",
-                 xticks=[1 - eps, 1, 1 + eps], xticklabels=["1-ε", "1", "1+ε"], yticks=[])
-        axis.legend(frameon=False, fontsize=8, loc="upper left" if advantage > 0 else "lower left")
-    for gae_lambda, colour in zip((0, 0.5, 0.9, 0.97, 1), plt.get_cmap("viridis")(np.linspace(0, 0.9, 5))):
-        axes[2].plot((0.995 * gae_lambda) ** np.arange(41), "o-", color=colour, markersize=2, label=f"λ = {gae_lambda}")
-    axes[2].set(title="GAE: from TD error to return", xlabel="k, steps ahead", ylabel="weight (γλ)ᵏ of δ at t + k")
-    axes[2].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    finish(figure, "ideas.png")
+# ---- Ideas ----
+
+def draw_gae(gamma=0.995):
+    """How much each later TD error counts in an advantage."""
+    k = np.arange(31)
+    figure, axes = plt.subplots(1, 4, figsize=(8, 2.3), layout="constrained", sharey=True)
+    titles = {0: "λ = 0: TD error alone", 0.9: "λ = 0.9", 0.97: "λ = 0.97", 1: "λ = 1: return - V(s)"}
+    for axis, (gae_lambda, title) in zip(axes, titles.items()):
+        axis.bar(k, (gamma * gae_lambda) ** k, color=ORANGE)
+        axis.set_title(title, fontsize=10)
+        axis.set(xlabel="k", xticks=[0, 10, 20, 30])
+    axes[0].set(ylabel=r"weight $(\gamma\lambda)^k$ of $\delta_{t+k}$", yticks=[0, 0.5, 1])
+    figure.suptitle(f"How much the TD error k steps later counts in the advantage, with γ = {gamma}", fontsize=11)
+    write(figure, "gae.png")
 
 
-def optimal_pendulum(angle, speed, gamma, iterations=400):
-    """The best value and torque of gymnasium's Pendulum on a grid (angles, speeds), by value iteration."""
-    torque = np.linspace(-2, 2, 21)
-    a, w, u = np.meshgrid(angle, speed, torque, indexing="ij")
-    reward = -(a**2 + 0.1 * w**2 + 0.001 * u**2)
-    w = np.clip(w + (15 * np.sin(a) + 3 * u) * 0.05, -8, 8)
-    # Where the next state lies between four points of the grid; angles go round.
-    i, j = (a + 0.05 * w - angle[0]) / (angle[1] - angle[0]), (w - speed[0]) / (speed[1] - speed[0])
-    i0, j0 = np.floor(i).astype(int), np.minimum(j.astype(int), len(speed) - 2)
-    di, dj, n = i - i0, j - j0, len(angle)
-    value = np.zeros((n, len(speed)))
-    for _ in range(iterations):
-        q = reward + gamma * (
-            (1 - di) * ((1 - dj) * value[i0 % n, j0] + dj * value[i0 % n, j0 + 1])
-            + di * ((1 - dj) * value[(i0 + 1) % n, j0] + dj * value[(i0 + 1) % n, j0 + 1]))
-        value = q.max(-1)
-    return value, torque[q.argmax(-1)]
+def draw_clip(eps=0.2):
+    """The two cases of the clipped objective."""
+    ratio = np.linspace(0.5, 1.5, 201)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    for axis, advantage, side in zip(axes, (1, -1), ("left", "right")):
+        flat = np.array([1 + eps, 1.5] if advantage > 0 else [0.5, 1 - eps])
+        end = 1 + eps * advantage  # where the clip begins
+        axis.plot(ratio, ratio * advantage, color="black", linewidth=1, linestyle=":")
+        axis.plot(ratio, np.minimum(ratio * advantage, np.clip(ratio, 1 - eps, 1 + eps) * advantage), color=PURPLE,
+                  linewidth=2.5)
+        axis.plot(flat, [end * advantage] * 2, color=ORANGE, linewidth=4)
+        axis.plot(1, advantage, "o", color="black", markersize=5)
+        axis.text(end + 0.03 * advantage, end * advantage - 0.04, "flat:\nno gradient", color=ORANGE, ha=side, va="top")
+        axis.text(1 + 0.04 * advantage, advantage - 0.07, "start: π = π_old", ha=side, va="top")
+        axis.text(end, end * advantage + 0.18, "ρ Â, without clip", ha="right" if side == "left" else "left")
+        axis.set(title="Â > 0: the action was good" if advantage > 0 else "Â < 0: the action was bad",
+                 xlabel="ratio ρ = π(a|s) / π_old(a|s)", ylabel="objective of one step",
+                 xticks=[1 - eps, 1, 1 + eps], xticklabels=["1-ε", "1", "1+ε"],
+                 yticks=np.array([1 - eps, 1, 1 + eps]) * advantage, yticklabels=["(1-ε) Â", "Â", "(1+ε) Â"])
+    write(figure, "clip.png")
 
 
-def draw_pendulum():
-    """What ppo_continuous.py has learned about Pendulum, beside what is best, and how it plays."""
-    import gymnasium as gym
-    import ppo_continuous as ppo
-    import torch
+def draw_flow(T=12, ends=((4,), (7,), (), (2, 8)), epochs=("epoch 1", "epoch 2", "epoch 3")):
+    """One iteration of PPO. ends: the steps that end an episode, for each environment."""
+    figure = plt.figure(figsize=(8, 4.4))
+    axis = figure.add_axes((0, 0, 1, 1), xlim=(0, 100), ylim=(0, 55))
+    axis.axis("off")
 
-    config = ppo.Config()
-    with contextlib.redirect_stdout(io.StringIO()):
-        agent, _ = ppo.train(config)
-    angle, speed = np.linspace(-np.pi, np.pi, 180, endpoint=False), np.linspace(-8, 8, 161)
-    a, w = np.meshgrid(angle, speed, indexing="ij")
-    obs = np.stack([np.cos(a), np.sin(a), w], -1).astype(np.float32)
-    with torch.no_grad():
-        pi, value = agent(torch.as_tensor(obs))
-    learned = value.numpy() / config.reward_scale, 2 * pi.mean[..., 0].clamp(-1, 1).numpy()
-    figure, axes = plt.subplots(2, 2, figsize=(8, 5.2), layout="constrained", sharex=True, sharey=True)
-    for column, (title, pair) in enumerate(
-            {"learned": learned, "optimal": optimal_pendulum(angle, speed, config.gamma)}.items()):
-        for row, (name, scale) in enumerate({"value V(s)": ("magma", -250, 0), "torque": ("RdBu", -2, 2)}.items()):
-            colours, low, high = scale
-            image = axes[row, column].imshow(pair[row].T, colours, origin="lower", aspect="auto", vmin=low, vmax=high,
-                                             extent=(-180, 180, -8, 8))
-            axes[row, column].set(title=f"{name}, {title}", xticks=[-180, -90, 0, 90, 180])
-            if column == 1:
-                figure.colorbar(image, ax=axes[row])
-    for axis in (*axes[1], *axes[:, 0]):
-        axis.set(xlabel="angle from upright (°)" if axis in axes[1] else "",
-                 ylabel="angular speed (rad/s)" if axis in axes[:, 0] else "")
-    finish(figure, "pendulum.png", dpi=100)
+    def box(x, y, width, height, colour, **style):
+        axis.add_patch(plt.Rectangle((x, y), width, height, **{"facecolor": colour, "edgecolor": "white"} | style))
 
-    env = gym.make("Pendulum-v1", render_mode="rgb_array")
-    obs, _ = env.reset(seed=34)  # hanging down
-    frames = []
-    for step in range(80):
-        if step % 8 == 0:
-            frames.append(env.render()[50:450:2, 50:450:2])
-        obs, *_ = env.step(2 * np.clip(agent.act(obs[None], greedy=True)[0], -1, 1))
-    env.close()
-    plt.imsave(RESULTS / "frames.png", np.concatenate(frames, 1))
+    def text(x, y, words, **style):
+        axis.text(x, y, words, **{"va": "center", "fontsize": 9} | style)
 
+    def arrow(*points, style="-|>"):
+        axis.plot(*zip(*points[:-1]), color="black", linewidth=1.5, solid_capstyle="butt")
+        axis.annotate("", points[-1], points[-2], arrowprops={
+            "arrowstyle": style, "color": "black", "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0})
 
-def draw_ablations():
-    """What every edit of the scripts' text does to the steps until solved, and to the final score."""
+    for x, y, width, height, heading in (
+            (0, 9, 44, 46, "1. Collect a rollout"), (48, 45, 52, 10, "2. Estimate, once per rollout"),
+            (48, 9, 52, 32, "3. Update, in several epochs")):
+        box(x, y, width, height, "#f4f4f4", edgecolor=GREY)
+        text(x + 2, y + height - 2.5, heading, fontweight="bold")
+    arrow((44, 50), (48, 50))
+    arrow((74, 45), (74, 41))
+    arrow((74, 9), (74, 4), (22, 4), (22, 9))
+    text(48, 2, "the new policy collects the next rollout", ha="center")
+
+    # 1. Time goes to the right, and each episode has a colour.
+    masked = {"hatch": "//////", "edgecolor": GREY, "linewidth": 0}
+    shades = iter([PURPLE, GREEN, "#e6ab02", "#66a61e", "#1f78b4", "#a6761d", "#e7298a", "#fb9a99"])
+    steps = []
+    for row, episode_ends in enumerate(ends):
+        y, shade, reset = 45 - 4 * row, next(shades), False
+        for t in range(T):
+            box(5 + 3 * t, y, 3, 3, "white" if reset else shade, **masked if reset else {})
+            steps += [] if reset else [shade]
+            reset = t in episode_ends
+            shade = next(shades) if reset else shade
+    text(2.5, 40.5, "N environments", rotation=90, ha="center")
+    arrow((23, 30), (5, 30))
+    arrow((23, 30), (41, 30))
+    text(23, 28, "T steps each", ha="center")
+    for y, cells, words in ((21, 1, "a step"), (17, 3, "steps of one episode"), (13, 0, "only a reset: masked")):
+        for x in range(cells):
+            box(5 + 3 * x, y, 3, 3, PURPLE)
+        if not cells:
+            box(5, y, 3, 3, "white", **masked)
+        text(16, y + 1.5, words)
+
+    # 2. and 3. The same steps, in another order in each epoch.
+    text(50, 48, "V(s), advantage Â and the critic's target R of each valid step")
     rng = np.random.default_rng(0)
-    with (RESULTS / "ablations.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["program"].startswith("ppo")]
-    names = list(dict.fromkeys(row["flags"] for row in rows))
-    figure, axes = plt.subplots(1, 4, figsize=(10, 6), layout="constrained", sharey=True)
-    for program, task, end, scores, (left, right) in (
-            ("ppo_discrete", "CartPole-v1", 30, (0, 530), axes[:2]),
-            ("ppo_continuous", "Pendulum-v1", 50, (-400, -120), axes[2:])):
-        for y, name in enumerate(names):
-            mine = [row for row in rows if (row["program"], row["flags"]) == (program, name)]
-            if not mine:
-                continue
-            colour = "black" if name == "as it is" else "#d95f02"
-            # A run that never solved its task counts as if it had done so at its end.
-            steps = np.array([float(row["solved_at_step"] or 1_000 * end) / 1_000 for row in mine])
-            for axis, values in ((left, steps), (right, np.array([float(row["greedy"]) for row in mine]))):
-                line, (low, high) = band(values, rng)
-                axis.plot([low, high], [y, y], color=colour, linewidth=6, alpha=0.3)
-                axis.plot(line, y, "o", color=colour)
-            unsolved = sum(not row["solved_at_step"] for row in mine)
-            if unsolved:
-                left.annotate(f"{unsolved}/{len(mine)} unsolved", (0.3, y - 0.1), fontsize=7)
-            if line < scores[0]:
-                right.annotate(f"← {line:.0f}", (scores[0], y - 0.1), fontsize=7)
-        left.set(title=task, xlabel="1,000 steps to solve", xlim=(0, 1.05 * end))
-        right.set(title=task, xlabel="final score", xlim=scores)
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].invert_yaxis()
-    for axis in axes:
-        axis.grid(axis="both", alpha=0.3)
-    finish(figure, "ablations.png")
+    for row, epoch in enumerate(epochs):
+        y = 28 - 5.5 * row
+        text(50, y + 1.5, epoch)
+        for x, minibatch in zip((58, 79), np.array_split(rng.permutation(len(steps)), 2)):
+            for i, step in enumerate(minibatch):
+                box(x + 0.72 * i, y, 0.72, 3, steps[step], linewidth=0.3)
+            axis.plot(x + 0.72 * len(minibatch) + 1.6, y + 1.5, ">", color="black")
+    text(50, 35.5, "each time all valid steps, shuffled anew")
+    for x in (66, 87):
+        text(x, 32.5, "a minibatch", ha="center")
+    axis.plot(59, 12.5, ">", color="black")
+    text(61, 12.5, "an optimizer step from each minibatch")
+    write(figure, "flow.png")
+
+
+# ---- What was trained ----
+
+@functools.cache
+def checkpoints(script):
+    """The checkpoints of a run with default settings, each with the seconds of training that led to it.
+
+    The clock is the processor's own, which stands still while other programs run.
+    """
+    module = importlib.import_module(script)
+    save, kept = module.save, []
+
+    def save_and_keep(config, *rest):
+        save(config, *rest)
+        kept.append(module.read_checkpoint(config.save) | {"seconds": time.process_time()})
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(module, "save", save_and_keep):
+        with contextlib.redirect_stdout(io.StringIO()):
+            module.train(module.Config(save=str(Path(folder, "run.pt"))))
+    return [checkpoint | {"seconds": checkpoint["seconds"] - kept[0]["seconds"]} for checkpoint in kept]
+
+
+def restored(script, checkpoint):
+    """The agent of a checkpoint, and an environment that it can play, as vector environments."""
+    module = importlib.import_module(script)
+    config = module.Config(**checkpoint["config"])
+    envs = module.prepare(module.make_envs(config.env_id, 1, "rgb_array"))
+    agent = module.ActorCritic(envs, config)
+    agent.load_state_dict(checkpoint["agent"])
+    return agent, envs
+
+
+def play(script, checkpoint, seed, steps):
+    """The picture after each step with the likeliest actions, and at an episode's end its score, else None."""
+    agent, envs = restored(script, checkpoint)
+    obs, _ = envs.reset(seed=seed)
+    frames = [(envs.render()[0], None)]
+    for _ in range(steps):
+        obs, _, terminated, truncated, info = envs.step(agent.act(obs, greedy=True))
+        frames.append((envs.render()[0], int(info["episode"]["r"][0]) if (terminated | truncated)[0] else None))
+    envs.close()
+    return frames

@@ -6,6 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
+
 # SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
 ZOO_CARTPOLE = (
     "--num-envs 8 --num-steps 32 --num-minibatches 1 --epochs 20 --gamma 0.98 --gae-lambda 0.8 "
@@ -13,20 +16,34 @@ ZOO_CARTPOLE = (
 )
 
 
-class Watch(list):
-    """A history that notes at which env_step the average of its last 20 episodes reached a threshold."""
+SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 
-    solved_at, stop = None, False
 
-    def __iadd__(self, pairs):
-        for env_step, score in pairs:
-            self.append((env_step, score))
-            mean = sum(s for _, s in self[-20:]) / 20
-            if self.threshold is not None and self.solved_at is None and len(self) >= 20 and mean >= self.threshold:
-                self.solved_at = env_step
-        if self.stop and self.solved_at is not None:
-            raise KeyboardInterrupt  # which ends the training
-        return self
+def solved_at(history, threshold):
+    """The env_step at which the average of the last 20 episodes first reached the threshold, or None."""
+    scores = [score for _, score in history]
+    for end in range(20, len(scores) + 1):
+        if threshold is not None and sum(scores[end - 20 : end]) / 20 >= threshold:
+            return history[end - 1][0]
+    return None
+
+
+class StopWhenSolved(gym.vector.VectorWrapper):
+    """Vector environments that end a script's training, as Ctrl-C does, in the step after it has solved its task."""
+
+    def __init__(self, envs, threshold):
+        super().__init__(envs)
+        self.threshold, self.totals, self.over = threshold, np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+        self.scores = []
+
+    def step(self, actions):
+        if len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold:
+            raise KeyboardInterrupt
+        obs, reward, terminated, truncated, info = super().step(actions)
+        self.totals = np.where(self.over, 0, self.totals + reward)  # a step that only resets has no reward
+        self.over = terminated | truncated
+        self.scores += list(self.totals[self.over])
+        return obs, reward, terminated, truncated, info
 
 
 def middle(values):
@@ -46,15 +63,15 @@ def train_sb3(name, seed, steps=200_000, stop=True):
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    watch = Watch()
-    watch.threshold = 475 if name == "ppo_discrete" else -200
+    history, threshold = [], 475 if name == "ppo_discrete" else -200
 
     class Callback(BaseCallback):
         def _on_step(self):
             for info in self.locals["infos"]:
                 if "episode" in info:
-                    watch.__iadd__([(self.num_timesteps, info["episode"]["r"])])
-            return not (stop and watch.solved_at is not None)
+                    history.append((self.num_timesteps, info["episode"]["r"]))
+            last = [score for _, score in history[-20:]]
+            return not (stop and len(last) == 20 and sum(last) / 20 >= threshold)
 
     if name == "ppo_discrete":
         model = PPO("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=seed), n_steps=32, batch_size=256, n_epochs=20,
@@ -67,20 +84,21 @@ def train_sb3(name, seed, steps=200_000, stop=True):
                     sde_sample_freq=4, seed=seed, device="cpu")
     start = time.perf_counter()
     model.learn(steps, callback=Callback())
-    return watch, model.num_timesteps / (time.perf_counter() - start)
+    return history, model.num_timesteps / (time.perf_counter() - start)
 
 
 def child(train_ours, who, what, name, seed):
     """What a process of its own does for --peer: prints the steps to solve, or the steps per second."""
     if who == "sb3":
-        watch, speed = train_sb3(name, seed, *(() if what == "solve" else (30_000, False)))
+        history, speed = train_sb3(name, seed, *(() if what == "solve" else (30_000, False)))
     else:
         flags = "" if what == "solve" else f"--total-steps 30000 {ZOO_CARTPOLE}"
         importlib.import_module(name)  # before the clock starts, as for SB3
         start = time.perf_counter()
-        watch = train_ours(name, flags, seed, stop=what == "solve")[-1]
+        history = train_ours(name, flags, seed, stop=what == "solve")[-1]
         speed = 30_000 / (time.perf_counter() - start)
-    print(watch.solved_at if what == "solve" else speed)
+    threshold = 475 if name == "ppo_discrete" else -200
+    print(solved_at(history, threshold) if what == "solve" else speed)
 
 
 def measure_peer(who, what, name, seed):

@@ -1,25 +1,20 @@
-"""The PPO scripts on tasks they were not written for, beside stable-baselines3: one row of flags for all tasks.
+"""The PPO scripts on tasks they were not written for, by name alone, beside stable-baselines3 with its defaults.
 
-`python tests/benchmark.py --tasks` measures them all, `--tasks Taxi-v4` those named. Each run trains and then plays
-100 fresh episodes with the likeliest actions. stable-baselines3's PPO has its default settings, 8 environments of
-256 steps, and VecNormalize where the RL Zoo uses it. Both run in turn, in one torch thread. Their speed is measured
-first, three times over 20,480 steps of each task. What stands in the CSV already is not measured again.
+`python tests/benchmark.py --tasks` measures them all, `--tasks Taxi-v4` those named. A run of ours has the settings that
+`--env-id` alone gives, and as many steps as the table says. stable-baselines3's PPO has its default settings, 8
+environments of 256 steps, and VecNormalize where the RL Zoo uses it. Afterwards each plays 100 fresh episodes with the
+likeliest actions. Their speed is measured in turn, three times over 20,480 steps of each task, in one torch thread. What
+stands in the CSV already is not measured again.
 """
 
 import importlib
 import time
 
 import gymnasium as gym
+import numpy as np
 from peer import middle
 
-SPEED_SEEDS, SEEDS = [0, 1, 2], [600, 601, 602]
-ROWS = {
-    "ppo_discrete": "--num-envs 8 --num-steps 128 --num-minibatches 8 --epochs 10 --learning-rate 1e-3 --gamma 0.995 "
-    "--gae-lambda 0.95 --entropy-coef 0.01 --hidden-layers 2 --hidden-size 64 --normalize-reward --reward-scale 1",
-    "ppo_continuous": "--num-envs 16 --num-steps 128 --num-minibatches 32 --epochs 8 --learning-rate 5e-4 "
-    "--max-grad-norm 0.5 --gamma 0.99 --gae-lambda 0.95 --init-log-std 0 --activation tanh --hidden-size 64 "
-    "--obs-std 1 --normalize-reward --reward-scale 1",
-}
+SPEED_SEEDS, SEEDS, LONG_SEEDS = [0, 1, 2], list(range(600, 608)), list(range(600, 605))
 TASKS = {
     "ppo_discrete": {"CartPole-v1": 50_000, "Acrobot-v1": 100_000, "MountainCar-v0": 150_000,
                      "LunarLander-v3": 300_000, "Taxi-v4": 300_000, "FrozenLake-v1": 150_000},
@@ -27,6 +22,7 @@ TASKS = {
                        "InvertedDoublePendulum-v5": 200_000, "BipedalWalker-v3": 500_000,
                        "HalfCheetah-v5": 500_000, "Walker2d-v5": 500_000},
 }
+LONG = {"BipedalWalker-v3", "HalfCheetah-v5", "Walker2d-v5"}  # a run takes minutes: fewer seeds
 VEC_NORMALIZE = {"Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "InvertedDoublePendulum-v5",
                  "BipedalWalker-v3", "HalfCheetah-v5", "Walker2d-v5"}
 
@@ -57,7 +53,7 @@ def measure_task(train_ours, program, name, task, seed):
     if program == "sb3":
         speed, evaluate = train_sb3(task, steps, seed)
     else:
-        flags = f"--env-id {task} --total-steps {steps} {ROWS[name]}"
+        flags = f"--env-id {task} --total-steps {steps}"
         importlib.import_module(name)  # here, and the task's own in the next line: as for SB3, no import is timed
         gym.make(task).close()
         start = time.perf_counter()
@@ -69,23 +65,38 @@ def measure_task(train_ours, program, name, task, seed):
     return row | {"steps_per_second": "", "greedy": ""} | result
 
 
+def task_jobs(scripts, tasks):
+    """What to measure, as (program, script, task, seed): speeds first, then the scores seed by seed."""
+    jobs = []
+    for seed in SPEED_SEEDS + SEEDS:
+        for name in scripts:
+            for task in TASKS.get(name, ()):
+                if task in (tasks or TASKS[name]) and not (task in LONG and seed in SEEDS and seed not in LONG_SEEDS):
+                    jobs += [("ours", name, task, seed), ("sb3", name, task, seed)]
+    return jobs
+
+
 def task_table(rows):
-    """For each task the median score of both programs, the worst in brackets, and their median steps per second."""
-    lines = ["| script | task | steps | our score, median (worst) | SB3's | our steps/s | SB3's | time per step |",
-             "|---|---|---|---|---|---|---|---|"]
+    """For each task the mean score of both programs with its standard error, the worst, and the time per step."""
+    lines = ["| script | task | steps | good score | seeds | our score | worst | SB3's score | worst | time per step |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
     for name, tasks in TASKS.items():
         for task, steps in tasks.items():
-            scores, speeds = [], []
+            cells, speeds, seeds = [], [], []
+            digits = 2 if task == "FrozenLake-v1" else 1
             for program in ("ours", "sb3"):
                 mine = [row for row in rows if row["task"] == task and row["program"] == program]
-                greedy = [float(row["greedy"]) for row in mine if row["greedy"] != ""]
-                speed = [float(row["steps_per_second"]) for row in mine if row["steps_per_second"] != ""]
-                digits = 2 if task == "FrozenLake-v1" else 1
-                if greedy and speed:
-                    speeds.append(middle(speed))
-                    scores.append(f"{middle(greedy):,.{digits}f} ({min(greedy):,.{digits}f})")
-            if len(scores) == 2:
-                cells = [f"`{name}.py`", task, f"{steps:,}", *scores, *(f"{speed:,.0f}" for speed in speeds),
-                         f"{speeds[1] / speeds[0]:.2f}"]
+                greedy = [float(row["greedy"]) for row in mine if row["greedy"] not in ("", None)]
+                speed = [float(row["steps_per_second"]) for row in mine if row["steps_per_second"] not in ("", None)]
+                if greedy:
+                    error = np.std(greedy, ddof=1) / len(greedy) ** 0.5 if len(greedy) > 1 else np.nan
+                    cells += [f"{np.mean(greedy):,.{digits}f} ± {error:,.{digits}f}", f"{min(greedy):,.{digits}f}"]
+                    seeds.append(str(len(greedy)))
+                speeds += [middle(speed)] if speed else []
+            if len(cells) == 4:
+                ratio = f"{speeds[1] / speeds[0]:.2f}" if len(speeds) == 2 else ""
+                good = gym.spec(task).reward_threshold
+                cells = [f"`{name}.py`", task, f"{steps:,}", "" if good is None else f"{good:g}",
+                         " and ".join(dict.fromkeys(seeds)), *cells, ratio]
                 lines.append(f"| {' | '.join(cells)} |")
     return lines

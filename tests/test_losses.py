@@ -20,7 +20,7 @@ def policy(name, log_prob):
 
 
 def loss_of(name, ratio, advantage, value=None, return_=None, beta=1.0, **settings):
-    """(loss, log π) for samples of these ratios and advantages, each with log π_old = -3."""
+    """(loss, its parts, log π) for samples of these ratios and advantages, each with log π_old = -3."""
     module = load(name)
     old_log_prob = torch.full_like(ratio, -3.0)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
@@ -28,11 +28,12 @@ def loss_of(name, ratio, advantage, value=None, return_=None, beta=1.0, **settin
     value = torch.zeros_like(ratio) if value is None else value
     return_ = torch.zeros_like(ratio) if return_ is None else return_
     config = module.Config(**{"entropy_coef": 0.0} | settings)
-    return module.ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config), log_prob
+    loss, parts = module.ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config)
+    return loss, parts, log_prob
 
 
 def gradient_of(name, ratio, advantage, **settings):
-    loss, log_prob = loss_of(name, ratio, advantage, **settings)
+    loss, _, log_prob = loss_of(name, ratio, advantage, **settings)
     return torch.autograd.grad(loss, log_prob)[0]
 
 
@@ -65,13 +66,33 @@ def test_without_a_clip_the_gradient_is_the_surrogates_everywhere(name):
 def test_the_loss_is_the_sum_of_its_terms(name):
     ratio, advantage, value, return_ = torch.rand(6) + 0.5, torch.randn(6), torch.randn(6), torch.randn(6)
     surrogates = [min(r * a, min(max(r, 0.8), 1.2) * a) for r, a in zip(ratio.tolist(), advantage.tolist())]
-    pi, _ = policy(name, -3.0 + ratio.log())
-    errors = 0.5 * float(((value - return_) ** 2).mean())
-    loss, _ = loss_of(name, ratio, advantage, value, return_, clip_eps=0.2, entropy_coef=0.3)
-    assert float(loss) == pytest.approx(-sum(surrogates) / 6 + errors - 0.3 * float(pi.entropy().mean()), abs=1e-5)
-    loss, _ = loss_of(name, ratio, advantage, value, return_, beta=2.0, objective="penalty")
-    kl = sum(r - 1 - math.log(r) for r in ratio.tolist()) / 6
-    assert float(loss) == pytest.approx(-float((ratio * advantage).mean()) + errors + 2 * kl, abs=1e-5)
+    error = sum((v - r) ** 2 for v, r in zip(value.tolist(), return_.tolist())) / 6
+    if name == "ppo_discrete":  # two actions, the played one of probability ρ / e³
+        entropies = [-sum(x * math.log(x) for x in (r / math.e**3, 1 - r / math.e**3)) for r in ratio.tolist()]
+    else:  # two normal distributions of width 1
+        entropies = [math.log(2 * math.pi * math.e)] * 6
+    entropy, kl = sum(entropies) / 6, sum(r - 1 - math.log(r) for r in ratio.tolist()) / 6
+    unclipped = sum(r * a for r, a in zip(ratio.tolist(), advantage.tolist())) / 6
+    cases = [
+        (-sum(surrogates) / 6, dict(clip_eps=0.2, entropy_coef=0.3)),
+        (-sum(surrogates) / 6, dict(clip_eps=0.2, entropy_coef=0.3, beta=5.0)),  # β belongs to the penalty alone
+        (-unclipped + 2 * kl, dict(objective="penalty", entropy_coef=0.1, beta=2.0)),
+        (-unclipped + 2 * kl, dict(objective="penalty", clip_eps=0.01, beta=2.0)),  # as ε belongs to the clip
+    ]
+    for policy_loss, how in cases:
+        loss, parts, _ = loss_of(name, ratio, advantage, value, return_, **how)
+        expected = {"policy_loss": policy_loss, "value_loss": error, "entropy": entropy}
+        assert {part: x.item() for part, x in parts.items()} == pytest.approx(expected, abs=1e-5)
+        bonus = how.get("entropy_coef", 0.0) * entropy
+        assert float(loss) == pytest.approx(policy_loss + 0.5 * error - bonus, abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["clip", "penalty"])
+@pytest.mark.parametrize("name", PPO)
+def test_the_critic_moves_to_the_return(name, objective):
+    value, return_ = torch.randn(6, requires_grad=True), torch.randn(6)
+    loss, _, _ = loss_of(name, torch.rand(6) + 0.5, torch.randn(6), value, return_, objective=objective)
+    torch.testing.assert_close(torch.autograd.grad(loss, value)[0], ((value - return_) / 6).detach())
 
 
 def test_the_penalty_estimates_the_divergence_and_its_gradient():
@@ -80,7 +101,7 @@ def test_the_penalty_estimates_the_divergence_and_its_gradient():
     parameters = torch.tensor([[0.3, -0.2], [0.8, 1.1]], requires_grad=True)
     make = lambda: Independent(Normal(parameters[0].expand(400_000, 2), parameters[1]), 1)
     action, zero, config = old_pi.sample(), torch.zeros(400_000), module.Config(objective="penalty")
-    estimate = module.ppo_loss(make(), zero, action, old_pi.log_prob(action), zero, zero, 1.0, config)
+    estimate, _ = module.ppo_loss(make(), zero, action, old_pi.log_prob(action), zero, zero, 1.0, config)
     exact = kl_divergence(old_pi, make()).mean()
     torch.testing.assert_close(estimate, exact, rtol=0.02, atol=0)
     gradients = [torch.autograd.grad(x, parameters)[0] for x in (estimate, exact)]
@@ -97,7 +118,8 @@ def test_the_entropy_bonus_raises_the_entropy(name):
         make, action = lambda: Independent(Normal(torch.zeros(1, 2), parameter), 1), torch.zeros(1, 2)
     before, zero, module = make().entropy().item(), torch.zeros(1), load(name)
     old, config = make().log_prob(action).detach(), module.Config(entropy_coef=1.0)
-    module.ppo_loss(make(), zero, action, old, zero, zero, 1.0, config).backward()
+    loss, _ = module.ppo_loss(make(), zero, action, old, zero, zero, 1.0, config)
+    loss.backward()
     with torch.no_grad():
         parameter -= 0.1 * parameter.grad
     assert make().entropy().item() > before

@@ -3,11 +3,13 @@
 A script trains where episodes are short and end in both ways. Three things are recorded from outside:
 what the environments answered, which actions were played and how the minibatches were shuffled. From
 these and the first weights everything else follows. It is computed here once more, in float64, a step
-of one environment at a time and without a line of the scripts: what the observations are divided by,
-the advantages, the losses, the clipped gradients, Adam. In the end all weights have to agree.
+of one environment at a time and without a line of the scripts: how the observations are scaled, the
+advantages, the losses, the clipped gradients, Adam. In the end all weights have to agree, and so do
+the numbers that were printed on the way.
 """
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import PPO, load, marked
+from conftest import PPO, SCRIPTS, edited, load, marked
 
 BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-5
 
@@ -51,27 +53,30 @@ class Recording:
     first_weights: dict = None
     agent: object = None
     history: list = None
+    printed: str = ""
+    checkpoint: dict = None  # the last one, of PPO
     acts: list = field(default_factory=list)  # of each step: observations, actions, their log-probability
     orders: list = field(default_factory=list)  # of each epoch: a permutation of the steps
     draws: list = field(default_factory=list)  # of each actor-critic update: actions for every row
 
 
-def record(name, monkeypatch, **settings):
+def record(module, monkeypatch, capsys, offset=None, **settings):
     """Trains with the script and returns everything the slow computation needs."""
-    module, kept = load(name), Recording()
+    name, kept = module.__name__.removesuffix("_edited"), Recording()
     network = module.Policy if name == "reinforce" else module.ActorCritic
-    make_vec, act, randperm, sample = gym.make_vec, network.act, torch.randperm, torch.distributions.Categorical.sample
+    start, act, randperm = network.__init__, network.act, torch.randperm
+    sample = torch.distributions.Categorical.sample
 
-    def kept_envs(*args, **kwargs):
-        kept.envs = Recorder(make_vec(*args, **kwargs))
-        return kept.envs
+    def kept_start(agent, *args):
+        start(agent, *args)
+        assert kept.first_weights is None
+        kept.first_weights = {key: x.detach().double().clone() for key, x in agent.named_parameters()}
 
     def kept_act(agent, obs, greedy=False):
         action = act(agent, obs, greedy)
         with torch.no_grad():
-            answer = agent(torch.tensor(obs))
-            pi = answer[0] if isinstance(answer, tuple) else answer
-            kept.acts.append((obs.copy(), action.copy(), pi.log_prob(torch.tensor(action)).numpy()))
+            log_prob = agent.pi(torch.tensor(obs)).log_prob(torch.tensor(action))
+        kept.acts.append((obs.copy(), action.copy(), log_prob.numpy()))
         return action
 
     def kept_order(*args, **kwargs):
@@ -84,14 +89,20 @@ def record(name, monkeypatch, **settings):
             kept.draws.append(drawn.clone())
         return drawn
 
-    monkeypatch.setattr(gym, "make_vec", kept_envs)
+    monkeypatch.setattr(network, "__init__", kept_start)
     monkeypatch.setattr(network, "act", kept_act)
     monkeypatch.setattr(torch, "randperm", kept_order)
     monkeypatch.setattr(torch.distributions.Categorical, "sample", kept_draw)
     kept.config = module.Config(env_id=marked(name), **settings)
-    run = module.set_up(kept.config)
-    kept.first_weights = {key: x.detach().double().clone() for key, x in run[1].named_parameters()}
-    kept.agent, kept.history = module.train(kept.config, run)
+    envs = gym.make_vec(marked(name), kept.config.num_envs)
+    if offset is not None:
+        envs = gym.wrappers.vector.TransformObservation(envs, lambda obs: obs + np.float32(offset))
+    kept.envs = Recorder(envs)
+    capsys.readouterr()
+    kept.agent, kept.history = module.train(kept.config, kept.envs)
+    kept.printed = capsys.readouterr().out
+    if name in PPO:
+        kept.checkpoint = torch.load(kept.config.save, weights_only=True)
     return kept
 
 
@@ -146,6 +157,8 @@ class SlowAgent:
 
     def __init__(self, recording):
         self.config, self.weights, self.seen = recording.config, {}, []
+        self.spread = getattr(self.config, "obs_std", 2)  # the standard deviation that observations are scaled to
+        self.centres = None  # of each feature, once something has been seen
         self.events = Counter()  # how often what the tests are about happened
         self.gaussian = "log_std" in recording.first_weights
         self.mean, self.square, self.updates, self.beta = {}, {}, 0, 1.0
@@ -153,19 +166,21 @@ class SlowAgent:
             self.weights[name] = weight.clone().requires_grad_()
             self.mean[name], self.square[name] = torch.zeros_like(weight), torch.zeros_like(weight)
 
-    def look(self, obs):
-        """An observation as the networks see it.
+    def moments(self, j):
+        """Mean and standard deviation of feature j, over all observations seen so far."""
+        column = [old[j] for old in self.seen]
+        mean = sum(column) / len(column)
+        return mean, math.sqrt(max(sum((x - mean) ** 2 for x in column) / len(column), 1e-8))
 
-        It is scaled to the setting's standard deviation, or to 2, and clipped at 10. Until something has been seen it
-        is not scaled.
+    def look(self, obs):
+        """An observation as the networks see it: centred where the centre is not 0, scaled and clipped at 10.
+
+        Until something has been seen it is not scaled.
         """
         x = []
         for j, number in enumerate(obs.tolist()):
-            column = [old[j] for old in self.seen]
-            if column:
-                mean = sum(column) / len(column)
-                variance = max(sum((old - mean) ** 2 for old in column) / len(column), 1e-8)
-                number *= getattr(self.config, "obs_std", 2) / math.sqrt(variance)
+            if self.seen:
+                number = (number - self.centres[j]) * self.spread / self.moments(j)[1]
             if abs(number) > 10:
                 self.events["observation clipped"] += 1
                 number = math.copysign(10, number)
@@ -211,7 +226,19 @@ class SlowAgent:
             self.weights[name] = weight.detach().requires_grad_()
 
     def learn_observations(self, steps):
+        """Adds them to those seen. The first ones decide for good which features are centred, and where.
+
+        It is those whose mean is, in their own units, so far out that what is two standard deviations further is
+        clipped.
+        """
         self.seen += [step.obs.tolist() for step in steps]
+        if self.centres is None:
+            self.centres = []
+            for j in range(3):
+                mean, deviation = self.moments(j)
+                far = self.spread * (abs(mean) / deviation + 2) > 10
+                self.centres.append(mean if far else 0.0)
+                self.events["centred" if far else "not centred"] += 1
 
 
 def rewards_to_learn_from(recording):
@@ -283,6 +310,14 @@ def standardized(numbers):
     return [(x - mean) / (spread + 1e-8) for x in numbers]
 
 
+def mean_of(numbers):
+    return float(torch.as_tensor(sum(numbers)).detach()) / len(numbers)
+
+
+def variance_of(numbers):
+    return mean_of([(x - mean_of(numbers)) ** 2 for x in numbers])
+
+
 def scores(recording):
     """(env_step, score) of each finished episode; every step of every environment is counted."""
     envs, totals, over, found = recording.envs, {}, set(), []
@@ -323,13 +358,16 @@ def slow_ppo(recording, agent):
         for step, pi in zip(steps, old):  # the policy before the update is the one that played
             np.testing.assert_allclose(step.log_prob, pi.log_prob(step.action), rtol=1e-4, atol=1e-4)
 
-        size = math.ceil(len(steps) / config.num_minibatches)
         for _ in range(config.epochs):
             order = recording.orders.pop(0).tolist()
             assert sorted(order) == list(range(len(steps)))
-            for minibatch in (order[i : i + size] for i in range(0, len(steps), size)):
+            for k in range(config.num_minibatches):  # as many as asked for, and of two sizes at most
+                size = len(steps) // config.num_minibatches + (k < len(steps) % config.num_minibatches)
+                minibatch, order = order[:size], order[size:]
+                agent.events["a minibatch is smaller"] += k > 0 and size < last_size
+                last_size = size
                 mb_advantages = standardized([advantages[steps[i].t, steps[i].n] for i in minibatch])
-                losses = []
+                gains, errors, entropies = [], [], []
                 for i, advantage in zip(minibatch, mb_advantages):
                     pi, value = agent.policy(steps[i].obs), agent.network("critic", steps[i].obs)[0]
                     ratio = (pi.log_prob(steps[i].action) - old[i].log_prob(steps[i].action)).exp()
@@ -344,23 +382,36 @@ def slow_ppo(recording, agent):
                     else:
                         gain = ratio * advantage
                         agent.events["far, but not clipped"] += abs(ratio.item() - 1) > config.clip_eps
-                    error = value - returns[steps[i].t, steps[i].n]
-                    losses.append(-gain + error**2 / 2 - config.entropy_coef * pi.entropy())
-                agent.descend(sum(losses) / len(losses), learning_rate, config.max_grad_norm)
+                    gains.append(gain)
+                    errors.append((value - returns[steps[i].t, steps[i].n]) ** 2)
+                    entropies.append(pi.entropy())
+                losses = [-g + e / 2 - config.entropy_coef * h for g, e, h in zip(gains, errors, entropies)]
+                agent.descend(sum(losses) / size, learning_rate, config.max_grad_norm)
+            assert not order
 
-        kl = 0.0  # each step's ratio - 1 - log ratio: its mean estimates how far π has moved
+        kl, far = 0.0, 0  # each step's ratio - 1 - log ratio: its mean estimates how far π has moved
         for step, pi in zip(steps, old):
             log_ratio = (agent.old_policy(step.obs).log_prob(step.action) - pi.log_prob(step.action)).item()
             kl += (math.exp(log_ratio) - 1 - log_ratio) / len(steps)
+            far += abs(math.exp(log_ratio) - 1) > config.clip_eps
         target = config.target_kl * learning_rate / config.learning_rate
-        if kl > target * 1.5:  # with the clip β follows, too, but is not used
+        if config.objective == "penalty" and kl > target * 1.5:
             agent.beta *= 2
             agent.events["β doubled"] += 1
-        elif kl < target / 1.5:
+        elif config.objective == "penalty" and kl < target / 1.5:
             agent.events["β halved" if agent.beta > 1 else "β stays"] += 1
             agent.beta = max(agent.beta / 2, 1)
+        learned = [returns[step.t, step.n] for step in steps]
+        missed = [advantages[step.t, step.n] for step in steps]  # what the old critic's value was short of
         agent.learn_observations(steps)
-        yield
+        yield {
+            "policy_loss": -mean_of(gains),  # of the last minibatch
+            "value_loss": mean_of(errors),
+            "entropy": mean_of(entropies),
+            "kl": kl,
+            "clipped_fraction": far / len(steps),
+            "explained_variance": 1 - variance_of(missed) / variance_of(learned),
+        }
 
 
 def slow_reinforce(recording, agent):
@@ -385,13 +436,14 @@ def slow_reinforce(recording, agent):
             differences.append(returns[step.t, step.n] - sum(compared) / len(compared))
         mean = sum(differences) / len(differences)
         spread = math.sqrt(sum((x - mean) ** 2 for x in differences) / len(differences)) + 1e-8
-        log_probs = [agent.policy(step.obs).log_prob(step.action) for step in steps]
+        policies = [agent.policy(step.obs) for step in steps]
+        log_probs = [pi.log_prob(step.action) for pi, step in zip(policies, steps)]
         for step, log_prob in zip(steps, log_probs):
             np.testing.assert_allclose(step.log_prob, log_prob.detach(), rtol=1e-4, atol=1e-4)
         loss = -sum(log_prob * x / spread for log_prob, x in zip(log_probs, differences)) / len(steps)
         agent.descend(loss, learning_rate, math.inf)
         agent.learn_observations(steps)
-        yield
+        yield {"entropy": mean_of([pi.entropy() for pi in policies])}
 
 
 def slow_actor_critic(recording, agent):
@@ -413,14 +465,16 @@ def slow_actor_critic(recording, agent):
             weights.append({"td": v_error, "q": q, "advantage": q - v}[config.critic].item())
             errors.append({"td": v_error**2, "q": q_error**2, "advantage": v_error**2 + q_error**2}[config.critic])
         weights = standardized(weights)
-        losses = []
-        for step, weight, error in zip(steps, weights, errors):
+        gains, entropies = [], []
+        for step, weight in zip(steps, weights):
             pi = agent.policy(step.obs)
             np.testing.assert_allclose(step.log_prob, pi.log_prob(step.action).detach(), rtol=1e-4, atol=1e-4)
-            losses.append(-pi.log_prob(step.action) * weight + error / 2 - config.entropy_coef * pi.entropy())
+            gains.append(pi.log_prob(step.action) * weight)
+            entropies.append(pi.entropy())
+        losses = [-g + e / 2 - config.entropy_coef * h for g, e, h in zip(gains, errors, entropies)]
         agent.descend(sum(losses) / len(losses), learning_rate, config.max_grad_norm)
         agent.learn_observations(steps)
-        yield
+        yield {"policy_loss": -mean_of(gains), "critic_loss": mean_of(errors), "entropy": mean_of(entropies)}
 
 
 # ---- The comparison ----
@@ -442,23 +496,75 @@ def differs(agent, weights):
 
 
 def compare(algorithm, recording):
-    """Computes the run slowly and asserts that all is the same; returns what happened, and how often."""
-    slow, trained = SlowAgent(recording), recording.agent
-    earlier = [dict(slow.weights) for _ in algorithm(recording, slow)]
+    """Computes the run slowly and asserts that all is the same.
+
+    Returns what happened, and how often, and the numbers that a user can see after each update.
+    """
+    slow, trained, updates = SlowAgent(recording), recording.agent, []
+    for metrics in algorithm(recording, slow):
+        updates.append((metrics, dict(slow.weights)))
     assert not recording.orders and not recording.draws
     assert not differs(trained, slow.weights)
     # The comparison would notice if one update were left out, or all of them.
-    for weights in [recording.first_weights, *earlier[:-1]]:
+    for weights in [recording.first_weights, *[weights for _, weights in updates[:-1]]]:
         assert any(name.startswith("policy") for name in differs(trained, weights))
-    for k, sums in enumerate(trained.obs_sums):
+    for k, sums in enumerate(trained.scale.sums):
         np.testing.assert_allclose(sums, [sum(old[j] ** k for old in slow.seen) for j in range(3)])
-    assert float(getattr(trained, "beta", 1.0)) == slow.beta
+    np.testing.assert_allclose(trained.scale.shift, slow.centres, rtol=1e-6)
+    np.testing.assert_allclose(trained.scale.unit, [slow.moments(j)[1] / slow.spread for j in range(3)], rtol=1e-6)
+
     expected = scores(recording)
     assert [step for step, _ in recording.history] == [step for step, _ in expected]
     np.testing.assert_allclose([x for _, x in recording.history], [x for _, x in expected], rtol=1e-4, atol=1e-5)
     seeds = [seed for _, seed, _ in recording.envs.resets]
     assert seeds[0] is not None and not any(seeds[1:])  # with a seed twice, all episodes would come twice
-    return slow.events
+    if recording.checkpoint:
+        assert recording.checkpoint["beta"] == slow.beta
+        memory = recording.checkpoint["optimizer"]
+        assert memory["steps"] == slow.updates
+        for name in ("mean", "square"):
+            numbers = torch.cat([x.flatten() for x in getattr(slow, name).values()])
+            np.testing.assert_allclose(memory[name], numbers, rtol=1e-3, atol=1e-6)
+
+    ends = [last for _, last in spans(recording)]
+    seen = []
+    for end, (metrics, _) in zip(ends, updates, strict=True):
+        past = [score for step, score in expected if step <= end]
+        average = sum(past[-20:]) / len(past[-20:]) if past else math.nan
+        seen.append((end, metrics | {"episode": len(past), "average_score": average}))
+    compare_printed(recording.printed, seen)
+    return slow.events, seen
+
+
+def spans(recording):
+    """(first, last) environment step of each update."""
+    config, N, steps = recording.config, recording.envs.num_envs, len(recording.envs.steps)
+    if hasattr(config, "num_steps"):
+        firsts = list(range(0, steps, config.num_steps))
+    else:
+        firsts = [position for position, seed, _ in recording.envs.resets if seed is None]
+    return [(first * N, last * N) for first, last in zip(firsts, [*firsts[1:], steps])]
+
+
+def rounded(number, form):
+    """The number as it may be printed: the scripts compute in float32, so that the last digit may be one off."""
+    return {form.format(number * (1 + error) + 1e-6 * error) for error in (-1e-3, 0.0, 1e-3)}
+
+
+def compare_printed(printed, seen):
+    """Every line that a user read has the numbers of an update, and as many lines as a run of this length has."""
+    pattern = (
+        r"step ([\d,]+)  episode ([\d,]+)  average score of the last 20 episodes: (\S+)"
+        r"(?:  kl (\S+))?  entropy (\S+)"
+    )
+    lines = [line for line in printed.splitlines() if line.startswith("step ")]
+    assert len(lines) == len(seen) <= 20  # in a run as short as these, every update has one
+    for line, (end, metrics) in zip(lines, seen):
+        step, episode, average, kl, entropy = re.fullmatch(pattern, line).groups()
+        assert (step, episode) == (f"{end:,}", f"{metrics['episode']:,}")
+        assert average in rounded(metrics["average_score"], "{:.2f}")
+        assert entropy in rounded(metrics["entropy"], "{:.2g}")
+        assert (kl is None) == ("kl" not in metrics) and (kl is None or kl in rounded(metrics["kl"], "{:.2g}"))
 
 
 SIZES = dict(num_envs=3, hidden_size=5, gamma=0.9, learning_rate=0.02)
@@ -471,32 +577,55 @@ PPO_CASES = {
     "penalty": (dict(objective="penalty", target_kl=0.016, max_grad_norm=1.0, total_steps=105), {"β doubled", "β halved"}),
     "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1, obs_std=3), CLIPS | {"gradient shortened"}),
     "plain": (dict(max_grad_norm=math.inf, entropy_coef=0.0), CLIPS | {"gradient left"}),
+    # relu, because tanh is so flat in -10, where the clip puts these at first, that float32 knows its slope badly.
+    "far from 0": (dict(offset=[-40, 0, 7], activation="relu", max_grad_norm=1.0), CLIPS | {"centred", "not centred"}),
 }
+SLOW = {"ppo_discrete": slow_ppo, "ppo_continuous": slow_ppo, "reinforce": slow_reinforce, "actor_critic": slow_actor_critic}
 
 
 @pytest.mark.parametrize("case", PPO_CASES)
 @pytest.mark.parametrize("name", PPO)
-def test_ppo_is_its_equations(name, case, monkeypatch, quiet):
+def test_ppo_is_its_equations(name, case, monkeypatch, capsys, tmp_path):
     settings, wanted = PPO_CASES[case]
-    recording = record(name, monkeypatch, **PASSES | settings)
+    recording = record(load(name), monkeypatch, capsys, **PASSES | settings, save=str(tmp_path / "run.pt"))
+    assert recording.printed.startswith(f"{marked(name)} with ")
     if name == "ppo_continuous":  # it learns from actions as they were drawn; played are those in the range
         low, high = np.array([-2.0, 0.0]), np.array([2.0, 10.0])
         for (_, action, _), (told, *_) in zip(recording.acts, recording.envs.steps, strict=True):
             np.testing.assert_allclose(told, np.clip(low + (high - low) * (action + 1) / 2, low, high), atol=1e-5)
-    events = compare(slow_ppo, recording)
-    assert ENDS | wanted | {"observation clipped"} <= set(+events)  # else the agreement would say little
+    events, _ = compare(slow_ppo, recording)
+    # Without these the agreement would say little.
+    assert ENDS | wanted | {"observation clipped", "a minibatch is smaller"} <= set(+events)
 
 
+@pytest.mark.parametrize("offset", [None, [-40, 0, 7]])
 @pytest.mark.parametrize("num_envs", [3, 1])
-def test_reinforce_is_its_equations(num_envs, monkeypatch, quiet):
-    settings = SIZES | dict(num_envs=num_envs, total_steps=20 * num_envs)
-    events = compare(slow_reinforce, record("reinforce", monkeypatch, **settings))
+def test_reinforce_is_its_equations(num_envs, offset, monkeypatch, capsys):
+    settings = SIZES | dict(num_envs=num_envs, total_steps=20 * num_envs, offset=offset)
+    events, _ = compare(slow_reinforce, record(load("reinforce"), monkeypatch, capsys, **settings))
     assert {"terminated", "truncated", "goes on"} <= set(+events)
     assert num_envs == 1 or "reset step left out" in +events
+    assert events["centred"] >= (2 if offset else 0)
 
 
-@pytest.mark.parametrize("critic", ["td", "q", "advantage"])
-def test_actor_critic_is_its_equations(critic, monkeypatch, quiet):
-    settings = ROLLOUTS | dict(critic=critic, max_grad_norm=0.4)
-    events = compare(slow_actor_critic, record("actor_critic", monkeypatch, **settings))
+@pytest.mark.parametrize("critic, offset", [("td", None), ("q", None), ("advantage", None), ("td", [-40, 0, 7])])
+def test_actor_critic_is_its_equations(critic, offset, monkeypatch, capsys):
+    settings = ROLLOUTS | dict(critic=critic, max_grad_norm=0.4, offset=offset)
+    events, _ = compare(slow_actor_critic, record(load("actor_critic"), monkeypatch, capsys, **settings))
     assert ENDS | {"gradient shortened"} <= set(+events)
+    assert events["centred"] >= (2 if offset else 0)
+
+
+@pytest.mark.parametrize("name, objective", [(name, "clip") for name in SCRIPTS] + [(name, "penalty") for name in PPO])
+def test_the_dictionary_of_metrics_has_the_numbers_of_the_run(name, objective, monkeypatch, capsys, tmp_path):
+    """One line is added to the script's text, as a user would add `wandb.log(metrics, env_step)`."""
+    print_line = '                print(f"step {env_step:,}  episode'
+    module = edited(name, (print_line, "                seen.append((env_step, metrics))\n" + print_line))
+    module.seen = []
+    settings = {"reinforce": SIZES | dict(total_steps=60), "actor_critic": ROLLOUTS}.get(name)
+    settings = settings or PASSES | dict(objective=objective, save=str(tmp_path / "run.pt"))
+    _, expected = compare(SLOW[name], record(module, monkeypatch, capsys, **settings))
+    for (step, metrics), (end, wanted) in zip(module.seen, expected, strict=True):
+        assert step == end and metrics.pop("steps_per_second") > 0
+        assert all(type(number) in (int, float) for number in metrics.values())
+        assert metrics == pytest.approx(wanted, rel=2e-3, abs=2e-5, nan_ok=True)

@@ -183,7 +183,8 @@ def train(config, envs=None):
     torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
     done = np.zeros(N, bool)
-    start_time, next_report = time.time(), 0
+    start_time = time.time()
+    next_report = 0
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0

@@ -296,7 +296,6 @@ def train(config, envs=None):
     beta, env_step, history = 1.0, 0, []
     if config.load:
         beta, env_step, history = restore(config, agent, optimizer, envs)
-
     save(config, agent, optimizer, envs, beta, env_step, history)
     print(describe(config), flush=True)
 
@@ -306,7 +305,8 @@ def train(config, envs=None):
     torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
     done = np.zeros(N, bool)
-    first_step, start_time, next_report = env_step, time.time(), env_step
+    first_step = next_report = env_step
+    start_time = time.time()
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:

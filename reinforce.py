@@ -146,7 +146,8 @@ def train(config, envs=None):
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)
     envs.reset(seed=seed)
-    start_time, next_report = time.time(), 0
+    start_time = time.time()
+    next_report = 0
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0

@@ -25,8 +25,12 @@ SCRIPTS = [*PPO, "reinforce", "actor_critic"]
 
 @pytest.fixture(autouse=True)
 def same_random_numbers():
-    """Every test draws the same numbers each time, whatever ran before it."""
+    """Every test draws the same numbers each time, whatever ran before it.
+
+    It also computes in one thread: several tests run at once, and their threads would only wait for each other.
+    """
     torch.manual_seed(0)
+    torch.set_num_threads(1)
 
 
 def load(name):

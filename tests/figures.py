@@ -16,6 +16,7 @@ from unittest import mock
 
 import matplotlib
 import numpy as np
+import torch
 from peer import SOLVED, middle, solved_at
 
 matplotlib.use("agg")
@@ -213,8 +214,8 @@ def checkpoints(script):
     return [checkpoint | {"seconds": checkpoint["seconds"] - kept[0]["seconds"]} for checkpoint in kept]
 
 
-def restored(script, checkpoint):
-    """The agent of a checkpoint, and an environment that it can play, as vector environments."""
+def make_agent(script, checkpoint):
+    """The agent of a checkpoint, and one environment for it with pictures, in vector form."""
     module = importlib.import_module(script)
     config = module.Config(**checkpoint["config"])
     envs = module.prepare(module.make_envs(config.env_id, 1, "rgb_array"))
@@ -223,13 +224,153 @@ def restored(script, checkpoint):
     return agent, envs
 
 
-def play(script, checkpoint, seed, steps):
-    """The picture after each step with the likeliest actions, and at an episode's end its score, else None."""
-    agent, envs = restored(script, checkpoint)
+def scored(script, checkpoint):
+    """The checkpoint with its average score in 50 fresh episodes, with actions drawn as in training."""
+    agent, _ = make_agent(script, checkpoint)
+    scores = importlib.import_module(script).evaluate(agent, checkpoint["config"]["env_id"], 50, greedy=False)
+    return checkpoint | {"score": scores.mean()}
+
+
+def stages(script):
+    """The checkpoint before training, the last one that is not yet half way to the solved task, and that in the end."""
+    first, *others = checkpoints(script)
+    first = early = scored(script, first)
+    half = (first["score"] + SOLVED[first["config"]["env_id"]]) / 2
+    for checkpoint in others:
+        checkpoint = scored(script, checkpoint)
+        if checkpoint["score"] >= half:
+            break
+        early = checkpoint
+    return first, early, scored(script, others[-1])
+
+
+def play(script, checkpoint, seed, steps, hold):
+    """A picture of each step, and whether it ends an episode, of a checkpoint that plays; ends are held."""
+    agent, envs = make_agent(script, checkpoint)
+    torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
-    frames = [(envs.render()[0], None)]
-    for _ in range(steps):
-        obs, _, terminated, truncated, info = envs.step(agent.act(obs, greedy=True))
-        frames.append((envs.render()[0], int(info["episode"]["r"][0]) if (terminated | truncated)[0] else None))
+    frames = [(envs.render()[0], False)]
+    while len(frames) < steps:
+        obs, _, terminated, truncated, _ = envs.step(agent.act(obs))
+        over = bool(terminated[0] | truncated[0])
+        frames += [(envs.render()[0], over)] * (hold if over else 1)
     envs.close()
-    return frames
+    return frames[:steps]
+
+
+PANELS = {  # script: title, seed of the episodes, steps for each frame, the part of the picture to show
+    "ppo_discrete": ("CartPole, ppo_discrete.py", 0, 3, (0, 60, 600, 420)),
+    "ppo_continuous": ("Pendulum, ppo_continuous.py", 3, 2, (25, 115, 475, 385)),
+}
+
+
+def draw_training(frames=75, milliseconds=60):
+    """The PPO scripts' agents before training, when they have learned a little, and in the end."""
+    fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    normal, bold = (ImageFont.truetype(fonts / name, 14) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf"))
+    pictures = [Image.new("RGB", (680, 280), "white") for _ in range(3 * frames)]
+    for x, (script, (title, seed, skip, part)) in zip((20, 360), PANELS.items()):
+        for number, checkpoint in enumerate(stages(script)):
+            when = f"after {checkpoint['seconds']:.1f} s, {checkpoint['env_step']:,} steps"
+            played = play(script, checkpoint, seed, frames * skip, hold=15 * skip)
+            for picture, (frame, over) in zip(pictures[number * frames :], played[::skip]):
+                draw = ImageDraw.Draw(picture)
+                draw.text((x, 12), title, "black", normal)
+                draw.text((x, 34), when if number else "before training", ORANGE, bold)
+                draw.text((x, 56), f"average score {checkpoint['score']:.0f}", "black", normal)
+                picture.paste(Image.fromarray(frame).crop(part).resize((300, 180), Image.LANCZOS), (x, 88))
+                if over:
+                    draw.text((x + 190, 56), "episode over", "black", bold)
+    palette = pictures[-1].quantize(32)
+    pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    durations = [milliseconds + 1_000 * (i % frames == frames - 1) for i in range(len(pictures))]
+    pictures[0].save(RESULTS / "training.gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+
+
+# ---- Pendulum ----
+
+def optimal_pendulum(angle, speed, gamma, iterations=400):
+    """The best value and torque of gymnasium's Pendulum on a grid (angles, speeds), by value iteration."""
+    torque = np.linspace(-2, 2, 21)
+    a, w, u = np.meshgrid(angle, speed, torque, indexing="ij")
+    reward = -(a**2 + 0.1 * w**2 + 0.001 * u**2)
+    w = np.clip(w + (15 * np.sin(a) + 3 * u) * 0.05, -8, 8)
+    # Where the next state lies between four points of the grid; angles go round.
+    i, j = (a + 0.05 * w - angle[0]) / (angle[1] - angle[0]), (w - speed[0]) / (speed[1] - speed[0])
+    i0, j0 = np.floor(i).astype(int), np.minimum(j.astype(int), len(speed) - 2)
+    di, dj, n = i - i0, j - j0, len(angle)
+    value = np.zeros((n, len(speed)))
+    for _ in range(iterations):
+        q = reward + gamma * (
+            (1 - di) * ((1 - dj) * value[i0 % n, j0] + dj * value[i0 % n, j0 + 1])
+            + di * ((1 - dj) * value[(i0 + 1) % n, j0] + dj * value[(i0 + 1) % n, j0 + 1]))
+        value = q.max(-1)
+    return value, torque[q.argmax(-1)]
+
+
+def draw_pendulum():
+    """What ppo_continuous.py has learned about Pendulum, beside what is best, and how it plays."""
+    checkpoint = checkpoints("ppo_continuous")[-1]
+    agent, _ = make_agent("ppo_continuous", checkpoint)
+    angle, speed = np.linspace(-np.pi, np.pi, 180, endpoint=False), np.linspace(-8, 8, 161)
+    a, w = np.meshgrid(angle, speed, indexing="ij")
+    obs = torch.as_tensor(np.stack([np.cos(a), np.sin(a), w], -1), dtype=torch.float32)
+    with torch.no_grad():
+        value, action = agent.value(obs).numpy(), agent.pi(obs).mean[..., 0].numpy()
+    pairs = {"learned": (value / checkpoint["config"]["reward_scale"], 2 * action.clip(-1, 1)),
+             "optimal": optimal_pendulum(angle, speed, checkpoint["config"]["gamma"])}
+    figure, axes = plt.subplots(2, 2, figsize=(8, 5.2), layout="constrained", sharex=True, sharey=True)
+    for column, (title, pair) in zip(axes.T, pairs.items()):
+        for axis, picture, name, (colours, low, high) in zip(
+                column, pair, ("value V(s)", "torque"), (("magma", -250, 0), ("RdBu", -2, 2))):
+            image = axis.imshow(picture.T, colours, origin="lower", aspect="auto", vmin=low, vmax=high,
+                                extent=(-180, 180, -8, 8))
+            axis.set(title=f"{name}, {title}", xticks=[-180, -90, 0, 90, 180])
+            if title == "optimal":
+                figure.colorbar(image, ax=axes[0 if name != "torque" else 1])
+        column[1].set_xlabel("angle from upright (°)")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("angular speed (rad/s)")
+    write(figure, "pendulum.png")
+    frames = play("ppo_continuous", checkpoint, seed=34, steps=80, hold=1)  # from hanging down
+    plt.imsave(RESULTS / "frames.png", np.concatenate([frame[50:450:2, 50:450:2] for frame, _ in frames[::8]], 1))
+
+
+# ---- Ablations ----
+
+def draw_ablations():
+    """What every edit of the scripts' text does to the steps until solved, and to the final score."""
+    rows = [row for row in read("ablations.csv") if row["program"].startswith("ppo")]
+    names = list(dict.fromkeys(row["flags"] for row in rows))
+    figure, axes = plt.subplots(1, 4, figsize=(9, 0.27 * len(names) + 1.3), layout="constrained", sharey=True)
+
+    def mark(axis, y, dot, values, low, high, label):
+        colour = "black" if y == 0 else ORANGE
+        axis.plot(np.clip([min(values), max(values)], low, high), [y, y], color=colour, linewidth=6, alpha=0.3,
+                  solid_capstyle="butt")
+        axis.plot(np.clip(dot, low, high), y, "o", color=colour, markersize=5, clip_on=False)
+        axis.text(high + 0.05 * (high - low), y, label, fontsize=8, va="center")
+
+    for program, task, end, low, high, (left, right) in (
+            ("ppo_discrete", "CartPole", 30, 0, 500, axes[:2]), ("ppo_continuous", "Pendulum", 50, -400, -100, axes[2:])):
+        for y, name in enumerate(names):
+            mine = [row for row in rows if (row["program"], row["flags"]) == (program, name)]
+            if not mine:
+                continue
+            # A run that did not solve its task lies at the end of the axis.
+            steps = [float(row["solved_at_step"] or 1_000 * end) / 1_000 for row in mine]
+            scores = [float(row["greedy"]) for row in mine]
+            unsolved = sum(not row["solved_at_step"] for row in mine)
+            mark(left, y, middle(steps), steps, 0, end, f"{unsolved} of {len(mine)}\nunsolved" if unsolved else "")
+            mean = np.mean(scores)
+            mark(right, y, mean, scores, low, high, f"{mean:.0f}" if mean < low else "")
+        left.set(title=f"{task}:\nsteps until solved", xlabel="thousands", xlim=(0, end))
+        right.set(title=f"{task}:\nfinal score", xlim=(low, high))
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.title.set_size(10)
+    figure.supxlabel("dot: median of ten runs (steps), mean of ten runs (score); bar: from the lowest run to the highest",
+                     fontsize=9)
+    write(figure, "ablations.png")

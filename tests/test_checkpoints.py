@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,17 +28,24 @@ ONCE = {"save", "load", "device", "render", "eval_episodes"}  # these belong to 
 
 
 @pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # networks as small as these would only wait for more
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
 def handlers():
-    """Ctrl-C arrives as Python's own, even where the tests were started with nohup, which lets it be ignored."""
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
+    """Ctrl-C arrives as Python's own, even where it is ignored, as with nohup or in a script's background jobs."""
+    numbers = signal.SIGINT, signal.SIGTERM
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
     for number, handler in zip(numbers, before):
         signal.signal(number, handler)
 
 
-SIZES = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "epochs": 2}
+SIZES = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "epochs": 2, "hidden_size": 8, "hidden_layers": 2}
 
 
 def small(name, path="", **settings):
@@ -250,14 +258,14 @@ def test_resume_and_load_agree_and_a_setting_given_anew_wins(name, checkpoints, 
 @pytest.mark.parametrize("name", PPO)
 def test_beta_moves_only_with_the_penalty_and_is_taken_over(name, tmp_path):
     """A target that is far too small makes every update double β; the limit is 10,000."""
-    module, path, tiny = load(name), str(tmp_path / "kept.pt"), {"target_kl": 1e-7, "learning_rate": 0.1}
-    module.train(small(name, path, **tiny))
+    module, path, tiny = load(name), str(tmp_path / "kept.pt"), {"target_kl": 1e-7, "learning_rate": 0.01}
+    module.train(small(name, path, total_steps=30, **tiny))
     assert read(path)["beta"] == 1.0
-    module.train(module.resume(path, save=path, total_steps=430, objective="penalty"))
+    module.train(module.resume(path, save=path, total_steps=60, objective="penalty"))
     assert read(path)["beta"] == 2.0**3  # three rollouts of ten steps, from 1 on
-    module.train(module.resume(path, save=path, total_steps=460, objective="clip"))
+    module.train(module.resume(path, save=path, total_steps=90, objective="clip"))
     assert read(path)["beta"] == 2.0**3
-    module.train(module.resume(path, save=path, total_steps=480, objective="penalty"))
+    module.train(module.resume(path, save=path, total_steps=110, objective="penalty"))
     assert read(path)["beta"] == 2.0**5
 
 
@@ -348,6 +356,9 @@ def ended(child, folder):
 
 
 def command_line(name, *arguments):
+    if name not in PPO:
+        torch.optim.Adam([torch.zeros(1)])  # what this imports, the processes below need not import each time
+
     def task():
         sys.argv = [f"{name}.py", *map(str, arguments)]
         load(name).main()
@@ -733,7 +744,7 @@ def wrong_structures(folder, good):
     yield good | {"agent": {key: value for key, value in agent.items() if key != "scale.unit"}}
     yield changed(good, "agent", "scale.sums", torch.zeros(3, 9))
     yield changed(good, "agent", "another", torch.zeros(3))
-    for key, value in (("gamma", 9.0), ("gamma", "0.9"), ("env_id", 3), ("temperature", 1.0), ("hidden_size", 7),
+    for key, value in (("gamma", 9.0), ("gamma", "0.9"), ("env_id", 3), ("temperature", 1.0), ("hidden_size", 9),
                        ("num_envs", None), ("env_id", "Nonsense-v0"), (3, 4)):
         yield changed(good, "config", key, value)
     yield good | {"config": []}
@@ -744,15 +755,15 @@ def wrong_tensors(good):
         for key, tensor in good[part].items():
             yield changed(good, part, key, [1.0])
             if tensor.is_floating_point():
-                for number in (float("nan"), float("inf"), -float("inf")):
+                for number in (float("nan"), float("inf")):
                     yield changed(good, part, key, with_number(tensor, number))
 
 
 def wrong_dtypes(good):
-    for part in ("agent", "optimizer"):
-        for key, tensor in good[part].items():
-            for dtype in (torch.complex64, torch.bool, torch.int32 if tensor.is_floating_point() else torch.float32):
-                yield changed(good, part, key, tensor.to(dtype))
+    for key in ("scale.sums", "scale.unit", "policy.0.weight", "critic.0.bias", "mean", "square", "steps"):
+        part = "agent" if "." in key else "optimizer"
+        for dtype in (torch.complex64, torch.bool, torch.int32):
+            yield changed(good, part, key, good[part][key].to(dtype))
 
 
 def wrong_kinds(good):
@@ -842,9 +853,10 @@ def worker(name, rank, port, folder, settings):
 @pytest.mark.parametrize("sizes", [(4, 25, 4), (1, 25, 8)], ids=str)
 @pytest.mark.parametrize("name", PPO)
 def test_processes_share_weights_and_scale_but_no_episodes(name, sizes, tmp_path):
-    settings = dict(zip(("num_envs", "num_steps", "num_minibatches"), sizes)) | {"total_steps": 2_000}
-    with torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as store:
-        port = store.port
+    total = 500 * sizes[0]
+    settings = dict(zip(("num_envs", "num_steps", "num_minibatches"), sizes)) | {"total_steps": total, "epochs": 1}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
@@ -855,26 +867,26 @@ def test_processes_share_weights_and_scale_but_no_episodes(name, sizes, tmp_path
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1))
     assert same(one["agent"], two["agent"]) and one["history"] != two["history"]
     assert one["starts"] and not set(one["starts"]) & set(two["starts"])
-    assert one["rows"] == two["rows"] == 2_000 // 2 // sizes[0]
+    assert one["rows"] == two["rows"] == total // 2 // sizes[0]
     mean_sums = (one["sums"] + two["sums"]) / 2
-    assert 900 < mean_sums[0, 0] <= 1_000
+    assert 0.45 * total < mean_sums[0, 0] <= 0.5 * total
     assert np.allclose(one["agent"]["scale.sums"].numpy(), mean_sums, rtol=1e-6)
     kept = read(tmp_path / "kept.pt")
-    assert same(kept["agent"], one["agent"]) and kept["history"] == one["history"] and kept["env_step"] == 2_000
+    assert same(kept["agent"], one["agent"]) and kept["history"] == one["history"] and kept["env_step"] == total
     # One process alone would have learned something else.
     with contextlib.redirect_stdout(io.StringIO()):
-        alone, _ = load(name).train(load(name).Config(**settings | {"total_steps": 1_000}))
+        alone, _ = load(name).train(load(name).Config(**settings | {"total_steps": total // 2}))
     assert not torch.equal(alone.state_dict()["policy.0.weight"], one["agent"]["policy.0.weight"])
 
 
 def test_torchrun_runs_and_one_process_prints_and_saves(tmp_path):
-    arguments = flags(num_envs=1, num_steps=25, num_minibatches=8, total_steps=1_000, eval_episodes=2)
+    arguments = flags(num_envs=1, num_steps=25, num_minibatches=8, total_steps=200, epochs=2, eval_episodes=2)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ppo_discrete.py"]
     command += [*arguments, "--save", str(tmp_path / "kept.pt")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("evaluation") == 2 and result.stdout.count("step 1,000 ") == 1
-    assert read(tmp_path / "kept.pt")["env_step"] == 1_000 and os.listdir(tmp_path) == ["kept.pt"]
+    assert result.stdout.count("evaluation") == 2 and result.stdout.count("step 200 ") == 1
+    assert read(tmp_path / "kept.pt")["env_step"] == 200 and os.listdir(tmp_path) == ["kept.pt"]
 
 
 # ---- Films and windows ----
@@ -886,7 +898,7 @@ def test_a_film_takes_three_lines(name, tmp_path):
     settings = {} if name == "reinforce" else {"num_steps": 10}
     agent, _ = module.train(module.Config(total_steps=100, **settings))
     envs = gym.make_vec(env_id, 1, vectorization_mode="sync", render_mode="rgb_array")
-    envs = gym.wrappers.vector.RecordVideo(envs, str(tmp_path / "film"))
+    envs = gym.wrappers.vector.RecordVideo(envs, str(tmp_path / "film"), video_length=30)
     scores = module.evaluate(agent, env_id, episodes=1, envs=envs)
     (film,) = (tmp_path / "film").iterdir()
     assert film.suffix == ".mp4" and film.stat().st_size > 1_000
@@ -899,6 +911,7 @@ def test_render_plays_an_episode_in_a_window(name, monkeypatch, capsys):
     module, shown = load(name), []
     kind = {"CartPole-v1": CartPoleEnv, "Pendulum-v1": PendulumEnv}[module.Config.env_id]
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setitem(kind.metadata, "render_fps", 10_000)  # nobody watches
     render = kind.render
     monkeypatch.setattr(kind, "render", lambda self: shown.append(self.render_mode) or render(self))
     arguments = flags(total_steps=100, eval_episodes=0)

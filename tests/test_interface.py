@@ -1,196 +1,469 @@
 """What a user meets: the files, the command line, its mistakes, the README."""
 
 import ast
+import inspect
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
+from math import inf, nan
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from benchmark import settings_of
-from conftest import PPO, ROOT, SCRIPTS, load, marked, run_main
+import torch
+from conftest import PPO, ROOT, SCRIPTS, edited, load, marked, run_main
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
 DISCRETE = [name for name in SCRIPTS if name != "ppo_continuous"]
+TAIL = "# ---- From here on"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # networks as small as these would only wait for more
+    yield
+    torch.set_num_threads(threads)
 
 
 def source(name):
     return (ROOT / f"{name}.py").read_text(encoding="utf-8")
 
 
-def command(name, *arguments, **how):
-    return subprocess.run([sys.executable, f"{name}.py", *arguments], cwd=ROOT, capture_output=True, timeout=200, **how)
+def flag(setting):
+    return "--" + setting.replace("_", "-")
 
 
 # ---- The files ----
 
 
+def statements(name):
+    """The statements of a script's outermost level: (name, statement, whether it stands above the line)."""
+    text = source(name)
+    assert text.count(TAIL) == 1
+    line = text[: text.index(TAIL)].count("\n") + 1
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            title = node.name
+        elif isinstance(node, ast.Assign):
+            title = ast.unparse(node.targets[0])
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            title = "import"
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            title = "docstring"
+        else:
+            title = ast.unparse(node).splitlines()[0]
+        yield title, node, node.lineno < line
+
+
+HEAD = ["docstring", "import"]
+SETTINGS = ["setting", "Config"]
+FORM = {
+    "reinforce": [*HEAD, *SETTINGS, "ObsScale", "Policy", "compute_returns", "train"],
+    "actor_critic": [*HEAD, *SETTINGS, "ObsScale", "linear", "mlp", "ActorCritic", "td_error", "train"],
+} | dict.fromkeys(PPO, [
+    *HEAD, "(RANK, PROCESSES)", *SETTINGS, "ELSEWHERE", "ObsScale", "linear", "mlp", "ActorCritic", "RolloutBuffer",
+    "compute_gae", "ppo_loss", "Adam", "train",
+])
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_needs_nothing_but_its_three_libraries_and_stays_short(name):
+def test_the_algorithm_stands_first(name):
+    above = [title for title, _, is_above in statements(name) if is_above]
+    below = [title for title, _, is_above in statements(name) if not is_above]
+    assert list(dict.fromkeys(above)) == FORM[name]
+    assert {"SettingError", "check", "make_envs", "evaluate", "main"} <= set(below) and not set(above) & set(below)
+    assert below[-1] == "if __name__ == '__main__':"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_needs_nothing_but_its_three_libraries(name):
     text = source(name)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             for top in (n.split(".")[0] for n in names):
                 assert (top in ALLOWED or top in sys.stdlib_module_names) and top not in SCRIPTS
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert len(lines) <= {"ppo_discrete": 370, "ppo_continuous": 380, "actor_critic": 320, "reinforce": 280}[name]
+    assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(
-    "part, scripts",
-    [(part, SCRIPTS) for part in ("setting", "__init__", "evaluate")]
-    + [(part, PPO) for part in ("compute_gae", "ppo_loss", "descend", "save", "set_up", "main")]
-    + [("mlp", [*PPO, "actor_critic"])]
-    + [(part, ["reinforce", "actor_critic"]) for part in ("save", "main")]
-    + [("make_envs", DISCRETE)],
-)
-def test_what_scripts_share_is_the_same_text_in_each(part, scripts):
-    texts = set()
-    for name in scripts:
-        nodes = [n for n in ast.walk(ast.parse(source(name))) if isinstance(n, ast.FunctionDef) and n.name == part]
-        (node,) = [n for n in nodes if part != "__init__" or "given" in ast.unparse(n.args)]
-        texts.add(ast.get_source_segment(source(name), node))
-    assert len(texts) == 1
+def root(node):
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nothing_is_set_on_the_agent_from_outside(name):
+    for node in ast.walk(ast.parse(source(name))):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            assert root(node) != "agent", ast.unparse(node)
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert not re.fullmatch(r"agent(\..+)?\.(register_.+|add_module|__setattr__)", called), called
+            if called in ("setattr", "delattr", "vars", "object.__setattr__"):
+                assert root(node.args[0]) != "agent", ast.unparse(node)
+
+
+def test_what_scripts_share_is_the_same_text_in_each():
+    texts = {}
+    for name in SCRIPTS:
+        for title, node, _ in statements(name):
+            if title not in HEAD:
+                texts.setdefault(title, {})[name] = ast.get_source_segment(source(name), node)
+    # What depends on the actions or on the algorithm; ObsScale, evaluate and main also on having several processes.
+    own = {"Config", "ActorCritic", "train", "check", "prepare", "ObsScale", "evaluate", "main"}
+    between_ppo = {"Config", "ELSEWHERE", "ActorCritic", "RolloutBuffer", "train", "check", "prepare"}
+    for title, by_script in texts.items():
+        if title not in own | between_ppo:
+            assert len(set(by_script.values())) == 1, title
+        if title not in between_ppo:
+            for group in (PPO, ["reinforce", "actor_critic"]):
+                assert len({text for name, text in by_script.items() if name in group}) <= 1, title
+    assert len({texts["prepare"][name] for name in DISCRETE}) == 1
+    shared = {title for title, by_script in texts.items() if len(by_script) == 4}
+    assert {"setting", "SettingError", "make_envs", "derive_seed"} <= shared - own
+    for title in ("compute_gae", "ppo_loss", "Adam", "save", "read_checkpoint", "resume", "restore", "describe", "average"):
+        assert texts[title].keys() == set(PPO)
+
+
+def requirements(path="requirements.txt"):
+    return (ROOT / path).read_text().split()
 
 
 def test_requirements_are_pinned():
-    lines = (ROOT / "requirements.txt").read_text().split()
+    lines = requirements()
     assert [re.split(r"[=\[]", line)[0] for line in lines] == ["torch", "gymnasium", "numpy"]
     assert all(re.fullmatch(r"[a-z]+(\[[a-z-]+\])?==[\d.]+", line) for line in lines)
 
 
-# ---- The command line ----
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_brings_its_requirements_along(name):
+    """As the specification of inline script metadata reads them."""
+    block = r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
+    (found,) = re.finditer(block, source(name))
+    lines = found["content"].splitlines(keepends=True)
+    metadata = tomllib.loads("".join(line[2:] if line.startswith("# ") else line[1:] for line in lines))
+    assert found["type"] == "script" and found.start() == 0
+    assert metadata["dependencies"] == requirements()
+
+
+# ---- Settings ----
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_command_line_trains_prints_and_evaluates(name, monkeypatch, capsys):
-    flags = ["--env-id", marked(name), "--total-steps", "2000", "--seed", "3"]
-    flags += ["--num-steps", "20", "--num-minibatches", "5"] if name in PPO else []
-    status, out, err = run_main(load(name), monkeypatch, capsys, *flags)
-    assert status is None and err == ""
-    lines = out.splitlines()
-    progress = [line for line in lines if "average score of the last 20" in line]
-    assert 5 <= len(progress) <= 21
-    assert re.match(r"step [\d,]+  episode [\d,]+  average score of the last 20 episodes: -?\d+\.\d", progress[-1])
-    assert int(progress[-1].split()[1].replace(",", "")) >= 2_000
-    assert (" kl " in progress[-1]) == (name in PPO) and " entropy " in progress[-1]
-    assert lines[-2].startswith("greedy") and lines[-1].startswith("sampled") and "nan" not in lines[-1]
+def test_the_signature_names_every_setting_with_its_default(name):
+    """So that a notebook completes it. The defaults are read from the text."""
+    (config,) = [node for title, node, _ in statements(name) if title == "Config"]
+    written = {}
+    for line in config.body[1:]:
+        assert isinstance(line, ast.AnnAssign) and line.value.func.id == "setting"
+        written[line.target.id] = (line.annotation.id, ast.literal_eval(line.value.args[0]))
+    module = load(name)
+    parameters = inspect.signature(module.Config).parameters
+    assert {key: (p.annotation.__name__, p.default) for key, p in parameters.items()} == written
+    assert vars(module.Config()) == {key: default for key, (_, default) in written.items()}
+    assert all(type(default).__name__ == kind for kind, default in written.values())
+    common = {"env_id", "total_steps", "num_envs", "seed", "eval_episodes", "render"}
+    assert common <= set(written) and ({"save", "load", "device"} <= set(written)) == (name in PPO)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_tells_every_setting_and_default(name, monkeypatch, capsys):
     module = load(name)
-    monkeypatch.setenv("COLUMNS", "200")
-    status, out, _ = run_main(module, monkeypatch, capsys, "--help")
-    assert status == 0
-    for field in fields(module.Config):
-        flag = "--" + field.name.replace("_", "-")
-        about = rf"^ +{flag}[ ,].*\n?.*\(default: {re.escape(repr(field.default))}\)$"
-        assert re.search(about, out, re.M), flag
-    assert {"env_id", "total_steps", "num_envs", "seed", "device"} <= {field.name for field in fields(module.Config)}
+    monkeypatch.setenv("COLUMNS", "300")
+    status, out, err = run_main(module, monkeypatch, capsys, "--help")
+    assert status == 0 and err == ""
+    elsewhere = module.ELSEWHERE if name in PPO else {}
+    assert set(elsewhere) <= {spec.name for spec in fields(module.Config)}
+    for spec in fields(module.Config):
+        other = re.escape(f"; on other tasks: {elsewhere[spec.name]!r}") if spec.name in elsewhere else ""
+        about = rf"^ +{flag(spec.name)}[ ,].*\n?.*\(default: {re.escape(repr(spec.default))}{other}\)$"
+        assert re.search(about, out, re.M), spec.name
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_output_survives_terminals_without_greek_letters(encoding):
-    how = {"env": os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "200"}}
-    assert b"--gamma" in command("ppo_discrete", "--help", **how).stdout
-    worked = command("ppo_discrete", "--total-steps", "500", **how)
-    assert worked.returncode == 0 and worked.stderr == b"" and b"greedy" in worked.stdout
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_flags_set_the_config(name, monkeypatch, capsys):
-    module, seen = load(name), []
+def config_of_main(module, monkeypatch, capsys, *arguments):
+    """The settings that the command line hands to train()."""
+    seen = []
 
     class Seen(Exception):
         pass
 
-    def set_up(config):
+    def train(config, envs=None):
         seen.append(config)
         raise Seen
 
-    monkeypatch.setattr(module, "set_up", set_up)
+    with monkeypatch.context() as patch, pytest.raises(Seen):
+        patch.setattr(module, "train", train)
+        run_main(module, patch, capsys, *arguments)
+    return seen.pop()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_flags_set_the_config(name, monkeypatch, capsys):
+    module, shown = load(name), []
+    monkeypatch.setattr(module, "make_envs", lambda *args: shown.append(args))
     for arguments, expected in [
         ([], module.Config()),
         (["--gamma", "0.5", "--no-render"], module.Config(gamma=0.5, render=False)),
         (["--render", "--seed=12"], module.Config(seed=12, render=True)),
+        (["--eval-episodes", "0", "--env-id", module.Config.env_id], module.Config(eval_episodes=0)),
     ]:
-        run_main(module, monkeypatch, capsys, *arguments)
-        assert seen.pop() == expected
+        assert config_of_main(module, monkeypatch, capsys, *arguments) == expected
+    assert shown == [(module.Config.env_id, 1, "human")]
 
+
+@pytest.mark.parametrize("name", PPO)
+def test_another_task_takes_the_settings_for_other_tasks_by_its_name_alone(name, monkeypatch, capsys):
+    module, task = load(name), marked(name)
+    elsewhere = module.Config(env_id=task, **module.ELSEWHERE)
+    assert elsewhere != module.Config(env_id=task)
+    assert config_of_main(module, monkeypatch, capsys, "--env-id", task) == elsewhere
+    # What is given on the command line wins, also where it is the default of the script's own task.
+    steps, rate = module.Config.total_steps, module.Config.learning_rate
+    given = config_of_main(module, monkeypatch, capsys, "--env-id", task, "--total-steps", str(steps),
+                           "--learning-rate", str(rate), "--num-envs", "3", "--no-normalize-reward")
+    expected = module.ELSEWHERE | dict(total_steps=steps, learning_rate=rate, num_envs=3, normalize_reward=False)
+    assert given == module.Config(env_id=task, **expected)
+    for own in ([], ["--env-id", module.Config.env_id]):
+        assert config_of_main(module, monkeypatch, capsys, *own) == module.Config()
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_first_line_says_which_settings_a_run_has(name, monkeypatch, capsys):
+    module, task, own = load(name), marked(name), load(name).Config.env_id
+    few = ["--total-steps", "0", "--eval-episodes", "0"]
+    changed = "total_steps 0, {}eval_episodes 0"
+    for arguments, expected in [
+        (few, f"{own} with its own settings, but {changed.format('')}"),
+        (["--env-id", own, *few, "--gamma", "0.5"], f"{own} with its own settings, but {changed.format('gamma 0.5, ')}"),
+        (["--env-id", task, *few],
+         f"{task} with the settings for other tasks (ELSEWHERE), but {changed.format('')}"),
+        (["--env-id", task, *few, "--gamma", "0.5"],
+         f"{task} with the settings for other tasks (ELSEWHERE), but {changed.format('gamma 0.5, ')}"),
+    ]:
+        status, out, err = run_main(module, monkeypatch, capsys, *arguments)
+        assert status is None and err == "" and out.splitlines()[0] == expected
+    assert module.describe(module.Config()) == f"{own} with its own settings"
+    same = module.describe(module.Config(env_id=task, **module.ELSEWHERE))
+    assert same == f"{task} with the settings for other tasks (ELSEWHERE)"
+
+
+# ---- A run ----
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_command_line_trains_prints_and_evaluates(name, monkeypatch, capsys):
+    module = load(name)
+    flags = ["--env-id", marked(name), "--total-steps", "2000", "--seed", "3", "--eval-episodes", "5"]
+    flags += ["--num-steps", "20", "--num-minibatches", "5", "--hidden-size", "8"] if name in PPO else []
+    status, out, err = run_main(module, monkeypatch, capsys, *flags)
+    assert status is None and err == ""
+    lines = out.splitlines()
+    progress = [line for line in lines if "average score of the last 20" in line]
+    assert 5 <= len(progress) <= 21 and len(lines) == len(progress) + 2 + (name in PPO)
+    assert re.match(r"step [\d,]+  episode [\d,]+  average score of the last 20 episodes: -?\d+\.\d", progress[-1])
+    assert int(progress[-1].split()[1].replace(",", "")) >= 2_000
+    assert (" kl " in progress[-1]) == (name in PPO) and " entropy " in progress[-1]
+    assert re.fullmatch(r"greedy evaluation: -?\d+\.\d\d over 5 episodes", lines[-2])
+    assert re.fullmatch(r"sampled evaluation: -?\d+\.\d\d over 5 episodes", lines[-1])
+    # Without evaluation, all else is the same. (The episodes of the training do not depend on it.)
+    status, shorter, err = run_main(module, monkeypatch, capsys, *flags, "--eval-episodes", "0")
+    assert status is None and err == "" and "evaluation" not in shorter
+    assert shorter.splitlines()[name in PPO:] == lines[name in PPO : -2]
+
+
+RUN_TWICE = """
+import runpy, sys
+sys.argv = [sys.argv[1], "--help"]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as stop:
+    assert stop.code == 0
+sys.argv[1:] = ["--total-steps", "500", "--eval-episodes", "2"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("name, encoding", [("ppo_discrete", "cp1252"), ("ppo_continuous", "ascii")])
+def test_ppo_spares_an_import_and_terminals_without_greek_letters_get_all_its_output(name, encoding):
+    """torch.optim.Adam would import torch._dynamo, which takes two seconds."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "200"}
+    words = [sys.executable, "-c", RUN_TWICE, f"{name}.py"]
+    result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, timeout=200)
+    assert result.returncode == 0 and result.stderr == b"", result.stderr.decode()
+    assert b"--gamma" in result.stdout and result.stdout.count(b"evaluation: ") == 2
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_whoever_has_read_enough_may_go(name):
+    arguments = "--total-steps 4000 --eval-episodes 0"
+    line = f"set -o pipefail; {shlex.quote(sys.executable)} {name}.py {arguments} | head -1"
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.stdout.count("\n") == 1 and result.stderr == "" and result.returncode == 1
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_in_a_notebook_the_kernels_arguments_are_not_ours(name, monkeypatch, capsys):
+    module = load(name)
+    monkeypatch.delattr(module, "__file__")  # as in a cell
+    assert config_of_main(module, monkeypatch, capsys, "-f", "/tmp/kernel-1.json") == module.Config()
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_observations_that_are_no_flat_vectors_are_flattened(name):
+    module = load(name)
+    sizes = {} if name == "reinforce" else {"num_steps": 10}
+    for env_id, obs_dim in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("DictObs-v0", 5)):
+        agent, history = module.train(module.Config(env_id=env_id, total_steps=400, **sizes))
+        assert history and agent.scale.sums.shape == (3, obs_dim)
+        assert module.evaluate(agent, env_id, episodes=4).shape == (4,)
+
+
+# ---- Mistakes ----
 
 COMMON = [
     ("--env-id", "Nonsense-v0", "Nonsense"),
     ("--env-id", "CartPole-v99", "v99"),
     ("--env-id", "no_such_module:CartPole-v1", "no_such_module"),
-    ("--env-id", "", ""),
+    ("--env-id", "", "--env-id"),
     ("--env-id", "MultiDiscrete-v0", "MultiDiscrete"),
-    ("--total-steps", "-1", "int from 0 to"),
+    ("--total-steps", "-1", "a whole number, 0 or more"),
     ("--total-steps", "1e5", "invalid int"),
-    ("--num-envs", "0", "int from 1 to"),
+    ("--num-envs", "0", "a whole number, 1 or more"),
     ("--num-envs", "2.5", "invalid int"),
-    ("--learning-rate", "-0.1", "float from 0 to"),
-    ("--learning-rate", "nan", "float from 0 to"),
-    ("--gamma", "1.01", "float from 0 to 1"),
-    ("--gamma", "-0.1", "float from 0 to 1"),
-    ("--hidden-size", "0", "int from 1 to"),
-    ("--seed", "-1", "int from 0 to"),
-    ("--device", "cuda:99", ""),
-    ("--device", "toaster", "toaster"),
+    ("--learning-rate", "-0.1", "a number from 0 to 1"),
+    ("--learning-rate", "nan", "a number from 0 to 1"),
+    ("--learning-rate", "1e30", "a number from 0 to 1"),
+    ("--gamma", "1.01", "a number from 0 to 1"),
+    ("--gamma", "-0.1", "a number from 0 to 1"),
+    ("--hidden-size", "0", "a whole number, 1 or more"),
+    ("--seed", "-1", "a whole number, 0"),
+    ("--seed", "18446744073709551616", "a whole number"),
+    ("--eval-episodes", "-1", "a whole number, 0 or more"),
     ("--gama", "0.9", "--gama"),
     ("--gam", "0.9", "--gam"),
     ("stray", "argument", "stray argument"),
-    ("--load", "no-such-file.pt", "No such file"),
-    ("--load", "tests", "Is a directory"),
-    ("--load", "README.md", "not a file that --save wrote"),
-    ("--video", "README.md", "exists"),
 ]
 ROLLOUT = [
-    ("--hidden-layers", "-1", "int from 0 to"),
-    ("--activation", "gelu", "tanh"),
-    ("--num-steps", "1", "int from 2 to"),
-    ("--entropy-coef", "nan", "float from 0 to"),
-    ("--max-grad-norm", "-1", "float from 0 to"),
-    ("--reward-scale", "-1", "float from 0 to"),
+    ("--hidden-layers", "-1", "a whole number, 0 or more"),
+    ("--activation", "gelu", "tanh or relu"),
+    ("--num-steps", "1", "a whole number, 2 or more"),
+    ("--entropy-coef", "nan", "a number from 0 to"),
+    ("--max-grad-norm", "-1", "a number from"),
+    ("--max-grad-norm", "0", "a number from"),
+    ("--reward-scale", "-1", "a number from"),
+    ("--reward-scale", "0", "a number from"),
 ]
 ONLY_PPO = [
-    ("--num-minibatches", "0", "int from 1 to"),
-    ("--epochs", "0", "int from 1 to"),
-    ("--gae-lambda", "1.5", "float from 0 to 1"),
-    ("--clip-eps", "-0.2", "float from 0 to"),
-    ("--objective", "Clip", "penalty"),
-    ("--target-kl", "-1", "float from 0 to"),
+    ("--obs-std", "0", "a number from"),
+    ("--obs-std", "-1", "a number from"),
+    ("--num-minibatches", "0", "must be from 1 to"),
+    ("--epochs", "0", "a whole number, 1 or more"),
+    ("--gae-lambda", "1.5", "a number from 0 to 1"),
+    ("--clip-eps", "-0.2", "a number from 0 to"),
+    ("--objective", "Clip", "clip or penalty"),
+    ("--target-kl", "-1", "a number from 0 to"),
+    ("--device", "cuda:99", "cpu or cuda"),
+    ("--device", "toaster", "cpu or cuda"),
+    ("--device", "meta", "cpu or cuda"),
+    ("--load", "no-such-file.pt", "No such file"),
+    ("--load", "tests", "Is a directory"),
+    ("--load", "README.md", "not a checkpoint of this script"),
+    ("--save", "README.md", "exists"),
+    ("--save", "tests", "exists"),
+    ("--save", "no/such/folder.pt", "No such file"),
+    ("--video", "film", "--video"),
 ]
+LOST = [(name, "x", name) for name in ("--save", "--load", "--device", "--video")]
 WRONG_ACTIONS = [("--env-id", "Pendulum-v1", "ppo_continuous.py"), ("--env-id", "Start5-v0", "from 0")]
 OF = {
     "ppo_discrete": ROLLOUT + ONLY_PPO + WRONG_ACTIONS,
     "ppo_continuous": ROLLOUT + ONLY_PPO + [
-        ("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--env-id", "Unbounded-v0", "bounded"), ("--init-log-std", "nan", "float"),
+        ("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--env-id", "Unbounded-v0", "bounds"),
+        ("--init-log-std", "nan", "a number from"), ("--init-log-std", "1e9", "a number from"),
     ],
-    "actor_critic": ROLLOUT + [("--critic", "v", "advantage")] + WRONG_ACTIONS,
-    "reinforce": WRONG_ACTIONS,
+    "actor_critic": ROLLOUT + LOST + [("--critic", "v", "td or q or advantage")] + WRONG_ACTIONS,
+    "reinforce": LOST + WRONG_ACTIONS,
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_mistake_costs_one_line_and_status_2(name, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    for flag, value, remedy in COMMON + OF[name]:
-        status, out, err = run_main(load(name), monkeypatch, capsys, flag, value)
-        assert status == 2 and out == "", (flag, value, out, err)
-        assert err.count("\n") == 1 and remedy in err, (flag, value, err)
+    faults = []
+    for key, value, remedy in COMMON + OF[name]:
+        try:
+            status, out, err = run_main(load(name), monkeypatch, capsys, key, value)
+        except Exception as error:
+            status, out, err = "traceback", "", repr(error)
+        if (status, out, err.count("\n")) != (2, "", 1) or remedy not in err or not err.startswith(f"{name}.py: error: "):
+            faults.append((key, value, status, out, err))
+    assert not faults
 
 
-@pytest.mark.parametrize("name", [*PPO, "actor_critic"])
+@pytest.mark.parametrize("name", PPO)
+def test_more_minibatches_than_half_the_rollout_are_refused(name, monkeypatch, capsys):
+    """At worst every other step only resets, and no minibatch may be empty."""
+    few = ["--num-envs", "3", "--num-steps", "7", "--total-steps", "1", "--eval-episodes", "0"]
+    status, out, err = run_main(load(name), monkeypatch, capsys, *few, "--num-minibatches", "10")
+    assert status == 2 and out == "" and err.count("\n") == 1 and "--num-minibatches 10" in err and "9" in err
+    for env_id in (load(name).Config.env_id, "InterfaceOneBox-v0" if name == "ppo_continuous" else "InterfaceOne-v0"):
+        status, _, err = run_main(load(name), monkeypatch, capsys, *few, "--num-minibatches", "9", "--env-id", env_id)
+        assert status is None and err == ""
+
+
+class Odd(gym.Env):
+    """Fails in its own code, earns rewards beyond measure, or plays episodes of a single step, as it is told."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, box=False, place="", error=None, reward=1.0, single=False):
+        self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32) if box else gym.spaces.Discrete(2)
+        self.place, self.error, self.reward, self.single = place, error, reward, single
+        self.fail("init")
+
+    def fail(self, place):
+        if place == self.place:
+            raise self.error("the user's own")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.fail("reset")
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.fail("step")
+        over = self.single or bool(self.np_random.random() < 0.2)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), self.reward, over, False, {}
+
+
+def odd(name, **how):
+    """Registers an environment that fits the script. Returns its name."""
+    box = name == "ppo_continuous"
+    env_id = f"Odd{'Box' if box else ''}{'x'.join(re.sub('[^a-zA-Z0-9]', '', str(value)) for value in how.values())}-v0"
+    if env_id not in gym.registry:
+        gym.register(env_id, Odd, kwargs={"box": box} | how, max_episode_steps=20)
+    return env_id
+
+
+gym.register("InterfaceOne-v0", Odd, kwargs={"single": True})
+gym.register("InterfaceOneBox-v0", Odd, kwargs={"single": True, "box": True})
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_diverged_run_costs_one_line_and_status_2(name, monkeypatch, capsys):
-    status, _, err = run_main(load(name), monkeypatch, capsys, "--learning-rate", "1e30")
-    assert status == 2 and err.count("\n") == 1 and "--learning-rate" in err
+    env_id = odd(name, reward=1e38)
+    status, _, err = run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
+    lines = [line for line in err.splitlines() if line.startswith(f"{name}.py: error: ")]
+    assert status == 2 and len(lines) == 1 and "not finite" in lines[0] and "Traceback" not in err
+    assert ("reward" if name == "reinforce" else "gradient") in lines[0]
 
 
 @pytest.mark.parametrize("fault", ["obs", "reward", "reset"])
@@ -198,59 +471,89 @@ def test_a_diverged_run_costs_one_line_and_status_2(name, monkeypatch, capsys):
 def test_nan_from_the_environment_stops_the_run(name, fault, monkeypatch, capsys):
     env_id = f"NaN{fault}{'Box' if name == 'ppo_continuous' else 'Discrete'}-v0"
     status, _, err = run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
-    assert status == 2 and "not finite" in err and "Traceback" not in err
-    assert sum(line.startswith(f"{name}.py: error") for line in err.splitlines()) == 1
+    (line,) = [line for line in err.splitlines() if line.startswith(f"{name}.py: error: ")]
+    assert status == 2 and "Traceback" not in err
+    assert line.endswith(f"the environment's {'reward' if fault == 'reward' else 'observation'} is not finite")
+
+
+def values_that_cannot_work(kind, name):
+    """For a setting of this type: what a notebook's user might write."""
+    if kind is bool:
+        return [None, "yes", 3, nan]
+    if kind is str:
+        return [None, 3, nan, ["x"]]
+    beyond = [] if name in ("max_grad_norm", "clip_eps") else [inf]
+    return [None, "7", "x", nan, -inf, *beyond, [1]] + ([2.5] if kind is int else [])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_error_inside_training_keeps_its_traceback(name, monkeypatch):
-    module = load(name)
-    monkeypatch.setattr(module, "descend", lambda *args: 1 / 0)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--total-steps", "1000"])
+def test_wrong_settings_in_python_name_the_setting_the_value_and_what_is_right(name):
+    module, right = load(name), {int: "a whole number", float: "a number from", bool: "a bool", str: "a str"}
+    for spec in fields(module.Config):
+        for value in values_that_cannot_work(spec.type, spec.name):
+            config = module.Config(**{spec.name: value})  # the constructor checks nothing
+            for call in (module.check, module.train):
+                with pytest.raises(module.SettingError) as caught:
+                    call(config)
+                message = str(caught.value)
+                assert message.startswith(f"{flag(spec.name)} {value!r}: must be {right[spec.type]}"), message
+    assert issubclass(module.SettingError, ValueError)
+    with pytest.raises(TypeError, match="gama"):
+        module.Config(gama=0.9)
+    fine = {"gamma": 1, "num_envs": np.int64(4), "learning_rate": np.float32(0.5)}
+    fine |= {"max_grad_norm": inf} if name != "reinforce" else {}
+    assert module.check(module.Config(**fine)) is None
+    if name in PPO:
+        assert module.check(module.Config(clip_eps=inf)) is None
+        with pytest.raises(module.SettingError, match="--device meta: must be cpu or cuda"):
+            module.check(module.Config(device="meta"))
+
+
+# ---- An error in code keeps its traceback ----
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_typo_in_a_copied_network_keeps_its_traceback(name, monkeypatch, capsys):
+    module = edited(name, ("self.scale = ObsScale(obs_dim", "self.scale = ObsScal(obs_dim"))
+    with pytest.raises(NameError, match="ObsScal'"):
+        run_main(module, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError, TypeError, RuntimeError])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_error_of_the_environments_own_keeps_its_traceback(name, error, monkeypatch, capsys):
+    for place in ("init", "reset", "step"):
+        env_id = odd(name, place=place, error=error)
+        with pytest.raises(error, match="the user's own") as caught:
+            run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
+        assert not isinstance(caught.value, load(name).SettingError)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_error_inside_training_keeps_its_traceback(name, monkeypatch, capsys):
+    monkeypatch.setattr(load(name).ObsScale, "update", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        module.main()
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_wrong_settings_in_python_raise_value_error(name):
-    module = load(name)
-    for wrong in ({"gamma": 2}, {"num_envs": 2.5}, {"render": "yes"}, {"hidden_size": 0}, {"gama": 0.9}):
-        with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "[-_]")):
-            module.Config(**wrong)
-    config = module.Config(gamma=1, num_envs=np.int64(4))
-    assert type(config.num_envs) is int and type(config.gamma) is float  # so that checkpoints hold plain values
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_in_a_notebook_the_kernels_arguments_are_not_ours(name, monkeypatch, capsys):
-    module, seen = load(name), []
-    monkeypatch.delattr(module, "__file__")  # as in a cell
-    monkeypatch.setattr(module, "set_up", lambda config: seen.append(config) or 1 / 0)
-    run_main(module, monkeypatch, capsys, "-f", "/tmp/kernel-1.json")
-    assert seen == [module.Config()]
-
-
-@pytest.mark.parametrize("name", DISCRETE)
-def test_observations_that_are_no_flat_vectors_are_flattened(name, quiet):
-    module = load(name)
-    sizes = {} if name == "reinforce" else {"num_steps": 10}
-    for env_id, obs_dim in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("DictObs-v0", 5)):
-        agent, history = module.train(module.Config(env_id=env_id, total_steps=400, **sizes))
-        assert history and agent.obs_sums.shape == (3, obs_dim)
-        assert module.evaluate(agent, env_id, episodes=4).shape == (4,)
+        run_main(load(name), monkeypatch, capsys, "--total-steps", "1000")
 
 
 # ---- README ----
 
 
 def readme_blocks(language, path="README.md"):
+    """The blocks of code in a language, whatever else their first line says."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+    return re.findall(rf"^```{language}\b[^\n]*\n(.*?)^```", text, re.M | re.S)
 
 
 def readme_commands(path="README.md"):
     lines = "".join(readme_blocks("bash", path)).replace("\\\n", "").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def readme_environment():
+    """README's my_env.py."""
+    (block,) = [block for block in readme_blocks("py") if "gym.register(" in block]
+    return block
 
 
 def test_the_quick_start_is_two_commands():
@@ -261,20 +564,19 @@ def test_the_quick_start_is_two_commands():
     assert "tests/requirements.txt" in second and second.endswith("python -m pytest tests")
 
 
-HARDER = {"LunarLander-v3": "Box2D", "BipedalWalker-v3": "Box2D", "HalfCheetah-v5": "mujoco", "Humanoid-v5": "mujoco"}
+HARDER = {"LunarLander-v3": "ppo_discrete", "BipedalWalker-v3": "ppo_continuous", "HalfCheetah-v5": "ppo_continuous",
+          "Humanoid-v5": "ppo_continuous"}
 
 
 @pytest.mark.parametrize("env_id", HARDER)
-def test_the_harder_tasks_run_with_the_flags_that_are_written_down(env_id, monkeypatch, capsys):
-    pytest.importorskip(HARDER[env_id], reason=f"{env_id} needs gymnasium[box2d,mujoco]")
+def test_harder_tasks_run_by_their_name_alone(env_id, monkeypatch, capsys):
+    """And with what else README and the record of results write down for them."""
     lines = readme_commands() + readme_commands("tests/results/README.md")
-    (line,) = [line for line in lines if f" {env_id} " in line]
-    _, script, *flags = shlex.split(line)
-    module = load(script.removesuffix(".py"))
-    evaluate = module.evaluate
-    monkeypatch.setattr(module, "evaluate", lambda *args, **options: evaluate(*args, episodes=2, **options))
-    status, out, err = run_main(module, monkeypatch, capsys, *flags, "--total-steps", "4096")
-    assert status is None and "step 4,096" in out and out.count("evaluation") == 2
+    rest = {line.partition("#")[0].split(".py ")[1].strip() for line in lines if re.search(rf"\.py .*{env_id}( |$)", line)}
+    for words in sorted(rest | {f"--env-id {env_id}"}):
+        few = ["--total-steps", "2048", "--eval-episodes", "0", "--epochs", "1"]
+        status, out, err = run_main(load(HARDER[env_id]), monkeypatch, capsys, *shlex.split(words), *few)
+        assert status is None and re.search(r"^step [\d,]+ ", out, re.M) and out.startswith(f"{env_id} with ")
 
 
 def test_the_tutorials_lines_are_those_of_the_scripts():
@@ -285,23 +587,41 @@ def test_the_tutorials_lines_are_those_of_the_scripts():
         assert any(f"\n{snippet}" in text for text in texts), snippet
 
 
-def test_the_readmes_environment_is_learned_in_a_notebook_as_on_the_command_line(tmp_path, monkeypatch, quiet):
-    (tmp_path / "my_env.py").write_text(readme_blocks("py")[0])
+def test_the_readmes_environment_is_learned_in_a_notebook_as_on_the_command_line(tmp_path, monkeypatch):
+    (tmp_path / "my_env.py").write_text(readme_environment())
     monkeypatch.syspath_prepend(tmp_path)
-    (line,) = [line for line in readme_commands() if "my_env" in line]
     module = load("ppo_discrete")
-    settings = settings_of(module, line.removeprefix("python ppo_discrete.py "))
-    agent, history = module.train(module.Config(**settings | {"total_steps": 30_000}))
+    agent, history = module.train(module.Config(env_id="my_env:Reach-v0", **module.ELSEWHERE | {"total_steps": 30_000}))
     assert np.mean([score for _, score in history[:50]]) < -60
-    assert module.evaluate(agent, settings["env_id"], 50).mean() > -35
+    assert module.evaluate(agent, "my_env:Reach-v0", 50).mean() > -35
+
+
+def test_what_the_readme_tells_to_type_in_python_works(tmp_path, monkeypatch):
+    """Block by block, in one notebook that a PPO script was pasted into; with fewer steps."""
+    (tmp_path / "my_env.py").write_text(readme_environment())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module, train = load("ppo_discrete"), load("ppo_discrete").train
+
+    def shorter(config, envs=None):
+        config.total_steps = min(config.total_steps, 2_000)
+        return train(config, envs)
+
+    for name in SCRIPTS:
+        monkeypatch.setattr(load(name), "train", shorter if name == "ppo_discrete" else load(name).train)
+    cell = dict(vars(module))
+    for block in readme_blocks("py"):
+        if "gym.register(" not in block:
+            exec(compile(block, "README.md", "exec"), cell)
 
 
 def readme_groups():
     """README's other command lines, those together that need each other's file."""
     lines = [line for line in readme_commands() if line.startswith(("python ", "torchrun ")) and "tests" not in line]
     lines = [line for line in lines if "--nnodes" not in line and not any(env_id in line for env_id in HARDER)]
-    together = [line for line in lines if "cartpole.pt" in line]
-    assert len(together) >= 3 and len(lines) >= 6
+    files = {line: set(re.findall(r"[\w-]+\.pt\b", line)) for line in lines}
+    together = [line for line in lines if files[line]]
+    assert len(together) >= 2 and len(lines) >= 5
     return [together, *([line] for line in lines if line not in together)]
 
 
@@ -310,7 +630,7 @@ def test_every_readme_command_runs(lines, tmp_path):
     """With fewer steps; but installing, testing and measuring, which CI and the benchmark do."""
     for name in SCRIPTS:
         shutil.copy(ROOT / f"{name}.py", tmp_path)
-    (tmp_path / "my_env.py").write_text(readme_blocks("py")[0])
+    (tmp_path / "my_env.py").write_text(readme_environment())
     for line in lines:
         words = shlex.split(line, comments=True)
         steps = words.index("--total-steps") + 1 if "--total-steps" in words else None
@@ -318,6 +638,8 @@ def test_every_readme_command_runs(lines, tmp_path):
             words += ["--total-steps", "1000"]
         elif steps is not None and words[steps] != "0":
             words[steps] = "2000"
+        if "--eval-episodes" not in words and "--help" not in words:
+            words += ["--eval-episodes", "5"]
         words[0:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "torch.distributed.run"]
         result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
         assert result.returncode == 0, (line, result.stderr)

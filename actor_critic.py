@@ -97,7 +97,7 @@ class ObsScale(nn.Module):
         if first:
             # Centre the features that are so far from 0 that clamp() would cut them off, but only
             # once: with a mean that moves, the same state would look different in each rollout.
-            far = mean.abs() / self.unit + 2 * self.std > 10
+            far = mean.abs() / self.unit + self.std > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
 

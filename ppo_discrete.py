@@ -124,7 +124,7 @@ class ObsScale(nn.Module):
         if first:
             # Centre the features that are so far from 0 that clamp() would cut them off, but only
             # once: with a mean that moves, the same state would look different in each rollout.
-            far = mean.abs() / self.unit + 2 * self.std > 10
+            far = mean.abs() / self.unit + self.std > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
 
@@ -291,6 +291,7 @@ def train(config, envs=None):
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    rates = [group["lr"] for group in optimizer.param_groups]
     T, N = config.num_steps, config.num_envs
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
     beta, env_step, history = 1.0, 0, []
@@ -312,8 +313,8 @@ def train(config, envs=None):
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
-            for group in optimizer.param_groups:
-                group["lr"] = group.setdefault("initial_lr", group["lr"]) * remaining
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate * remaining
 
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs

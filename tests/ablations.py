@@ -23,11 +23,12 @@ def edit(name, scripts, *pairs):
 
 edit("as it is", (*PPO, "actor_critic", "reinforce"))
 # Details off
-edit("no orthogonal initialisation", PPO, ("        nn.init.orthogonal_(linear.weight, gain)", "        pass"))
-edit("gradients of any length", PPO, ("min(1, max_grad_norm / (norm + 1e-6)) / PROCESSES", "1 / PROCESSES"))
+edit("no orthogonal initialisation", PPO, ("nn.init.orthogonal_(layer.weight, gain)", "pass"))
+edit("gradients of any length", PPO,
+     ("clip_grad_norm_(params, config.max_grad_norm)", "clip_grad_norm_(params, np.inf)"))
 edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
-edit("learning rate stays", PPO, ("config.learning_rate * left", "config.learning_rate"))
-edit("observations not scaled", PPO, ("(obs / self.obs_unit).clamp(-10, 10)", "obs"))
+edit("learning rate stays", PPO, ("= rate * remaining", "= rate"))
+edit("observations not scaled", PPO, ("((obs - self.shift) / self.unit).clamp(-10, 10)", "obs"))
 edit("rewards not scaled", PPO, ("config.reward_scale * reward", "reward"))
 edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))
 edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))
@@ -36,10 +37,10 @@ edit("minibatches not shuffled", PPO, ("torch.randperm(len(b_obs))", "torch.aran
 edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = setting(0.995", "gamma: float = setting(0.98"))
 edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = setting(0.98", "gamma: float = setting(0.995"))
 edit("values clipped, too", PPO,
-     ("                    loss = ppo_loss(",
-      "                    config.old_value = (b_return - b_advantage)[mb]\n                    loss = ppo_loss("),
-     ("0.5 * nn.functional.mse_loss(value, return_)",
-      "0.5 * torch.max((value - return_) ** 2, (config.old_value - return_ + (value - config.old_value).clamp("
+     ("                    loss, parts = ppo_loss(",
+      "                    config.old_value = b_value[mb]\n                    loss, parts = ppo_loss("),
+     ("value_loss = (value - return_).square().mean()",
+      "value_loss = torch.max((value - return_) ** 2, (config.old_value - return_ + (value - config.old_value).clamp("
       "-config.clip_eps, config.clip_eps)) ** 2).mean()"))
 # Classic mistakes
 edit("target not detached", ("actor_critic",), ("target.detach() - value", "target - value"))
@@ -47,18 +48,21 @@ edit("no baseline", ("reinforce",), ("(return_ - baseline)[valid]", "return_[val
 edit("truncation taken for termination", PPO,
      ("value[1:] * ~terminated", "value[1:] * ~(terminated | truncated)"))
 edit("advantages leak over ends of episodes", PPO,
-     ("goes_on = ~(terminated | truncated)", "goes_on = torch.ones_like(terminated)"))
+     ("continues = ~(terminated | truncated)", "continues = torch.ones_like(terminated)"))
 edit("reset step learned from", PPO, ("buffer.valid[t] = ~done", "buffer.valid[t] = True"))
 edit("targets estimated anew by each epoch", PPO,
      ("            for _ in range(config.epochs):\n", """            for _ in range(config.epochs):
                 with torch.no_grad():
-                    value = agent(obs_seq)[1]
-                advantage = compute_gae(reward, value, terminated, truncated, gamma, gae_lambda)
+                    value = agent.value(rollout.obs)
+                advantage = compute_gae(rollout.reward, value, rollout.terminated,
+                                        rollout.truncated, config.gamma, config.gae_lambda)
                 b_advantage, b_return = advantage[valid], (advantage + value[:-1])[valid]
 """))
-edit("log-probability of the clipped action", ("ppo_continuous",), ("= action, obs\n", "= action.clip(-1, 1), obs\n"))
-edit("entropy with the wrong sign", PPO, ("surrogate.mean() - (", "surrogate.mean() + ("),
-     ("entropy_coef: float = setting(0.0", "entropy_coef: float = setting(0.01"))
+edit("log-probability of the clipped action", ("ppo_continuous",),
+     ("buffer.action[t] = action", "buffer.action[t] = action.clip(-1, 1)"))
+edit("entropy with the wrong sign, coefficient 0.01", PPO,
+     ("- config.entropy_coef * entropy", "+ config.entropy_coef * entropy"),
+     ("entropy_coef: float = setting(0.0,", "entropy_coef: float = setting(0.01,"))
 HISTORY = """                    history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
 """
 edit("all episodes from the same starts", ("ppo_discrete",),

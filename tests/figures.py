@@ -33,9 +33,9 @@ def read(name):
         return list(csv.DictReader(file))
 
 
-def write(figure, name):
+def write(figure, name, dpi=150):
     """Saves a picture with a white margin, so that it also looks right on a dark page."""
-    figure.savefig(RESULTS / name, dpi=150, facecolor="white", bbox_inches="tight", pad_inches=0.15)
+    figure.savefig(RESULTS / name, dpi=dpi, facecolor="white", bbox_inches="tight", pad_inches=0.15)
     plt.close(figure)
 
 
@@ -93,8 +93,8 @@ def draw_curves():
 def draw_gae(gamma=0.995):
     """How much each later TD error counts in an advantage."""
     k = np.arange(31)
-    figure, axes = plt.subplots(1, 4, figsize=(8, 2.3), layout="constrained", sharey=True)
-    titles = {0: "λ = 0: TD error alone", 0.9: "λ = 0.9", 0.97: "λ = 0.97", 1: "λ = 1: return - V(s)"}
+    figure, axes = plt.subplots(1, 5, figsize=(8, 2.2), layout="constrained", sharey=True)
+    titles = {0: "λ = 0:\nTD error alone", 0.5: "λ = 0.5", 0.9: "λ = 0.9", 0.97: "λ = 0.97", 1: "λ = 1:\nreturn - V(s)"}
     for axis, (gae_lambda, title) in zip(axes, titles.items()):
         axis.bar(k, (gamma * gae_lambda) ** k, color=ORANGE)
         axis.set_title(title, fontsize=10)
@@ -226,7 +226,9 @@ def make_agent(script, checkpoint):
 
 def scored(script, checkpoint):
     """The checkpoint with its average score in 50 fresh episodes, with actions drawn as in training."""
-    agent, _ = make_agent(script, checkpoint)
+    agent, envs = make_agent(script, checkpoint)
+    envs.close()
+    torch.manual_seed(0)
     scores = importlib.import_module(script).evaluate(agent, checkpoint["config"]["env_id"], 50, greedy=False)
     return checkpoint | {"score": scores.mean()}
 
@@ -259,7 +261,7 @@ def play(script, checkpoint, seed, steps, hold):
 
 
 PANELS = {  # script: title, seed of the episodes, steps for each frame, the part of the picture to show
-    "ppo_discrete": ("CartPole, ppo_discrete.py", 0, 3, (0, 60, 600, 420)),
+    "ppo_discrete": ("CartPole, ppo_discrete.py", 0, 3, (50, 45, 550, 345)),
     "ppo_continuous": ("Pendulum, ppo_continuous.py", 3, 2, (25, 115, 475, 385)),
 }
 
@@ -271,7 +273,7 @@ def draw_training(frames=75, milliseconds=60):
     pictures = [Image.new("RGB", (680, 280), "white") for _ in range(3 * frames)]
     for x, (script, (title, seed, skip, part)) in zip((20, 360), PANELS.items()):
         for number, checkpoint in enumerate(stages(script)):
-            when = f"after {checkpoint['seconds']:.1f} s, {checkpoint['env_step']:,} steps"
+            when = f"trained for {checkpoint['seconds']:.1f} s, {checkpoint['env_step']:,} steps"
             played = play(script, checkpoint, seed, frames * skip, hold=15 * skip)
             for picture, (frame, over) in zip(pictures[number * frames :], played[::skip]):
                 draw = ImageDraw.Draw(picture)
@@ -281,7 +283,7 @@ def draw_training(frames=75, milliseconds=60):
                 picture.paste(Image.fromarray(frame).crop(part).resize((300, 180), Image.LANCZOS), (x, 88))
                 if over:
                     draw.text((x + 190, 56), "episode over", "black", bold)
-    palette = pictures[-1].quantize(32)
+    palette = pictures[-1].quantize(32, Image.Quantize.MAXCOVERAGE)
     pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     durations = [milliseconds + 1_000 * (i % frames == frames - 1) for i in range(len(pictures))]
     pictures[0].save(RESULTS / "training.gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
@@ -320,18 +322,18 @@ def draw_pendulum():
     pairs = {"learned": (value / checkpoint["config"]["reward_scale"], 2 * action.clip(-1, 1)),
              "optimal": optimal_pendulum(angle, speed, checkpoint["config"]["gamma"])}
     figure, axes = plt.subplots(2, 2, figsize=(8, 5.2), layout="constrained", sharex=True, sharey=True)
+    names = {"value V(s)": ("magma", -250, 0), "torque": ("RdBu", -2, 2)}
     for column, (title, pair) in zip(axes.T, pairs.items()):
-        for axis, picture, name, (colours, low, high) in zip(
-                column, pair, ("value V(s)", "torque"), (("magma", -250, 0), ("RdBu", -2, 2))):
+        for row, axis, picture, (name, (colours, low, high)) in zip(axes, column, pair, names.items()):
             image = axis.imshow(picture.T, colours, origin="lower", aspect="auto", vmin=low, vmax=high,
                                 extent=(-180, 180, -8, 8))
             axis.set(title=f"{name}, {title}", xticks=[-180, -90, 0, 90, 180])
             if title == "optimal":
-                figure.colorbar(image, ax=axes[0 if name != "torque" else 1])
+                figure.colorbar(image, ax=row)
         column[1].set_xlabel("angle from upright (°)")
     for axis in axes[:, 0]:
         axis.set_ylabel("angular speed (rad/s)")
-    write(figure, "pendulum.png")
+    write(figure, "pendulum.png", dpi=100)
     frames = play("ppo_continuous", checkpoint, seed=34, steps=80, hold=1)  # from hanging down
     plt.imsave(RESULTS / "frames.png", np.concatenate([frame[50:450:2, 50:450:2] for frame, _ in frames[::8]], 1))
 
@@ -348,8 +350,8 @@ def draw_ablations():
         colour = "black" if y == 0 else ORANGE
         axis.plot(np.clip([min(values), max(values)], low, high), [y, y], color=colour, linewidth=6, alpha=0.3,
                   solid_capstyle="butt")
-        axis.plot(np.clip(dot, low, high), y, "o", color=colour, markersize=5, clip_on=False)
-        axis.text(high + 0.05 * (high - low), y, label, fontsize=8, va="center")
+        axis.plot(max(dot, low), y, "o" if dot >= low else "<", color=colour, markersize=5, clip_on=False)
+        axis.text(high + 0.08 * (high - low), y, label, fontsize=8, va="center")
 
     for program, task, end, low, high, (left, right) in (
             ("ppo_discrete", "CartPole", 30, 0, 500, axes[:2]), ("ppo_continuous", "Pendulum", 50, -400, -100, axes[2:])):
@@ -361,10 +363,10 @@ def draw_ablations():
             steps = [float(row["solved_at_step"] or 1_000 * end) / 1_000 for row in mine]
             scores = [float(row["greedy"]) for row in mine]
             unsolved = sum(not row["solved_at_step"] for row in mine)
-            mark(left, y, middle(steps), steps, 0, end, f"{unsolved} of {len(mine)}\nunsolved" if unsolved else "")
+            mark(left, y, middle(steps), steps, 0, end, f"{unsolved} unsolved" if unsolved else "")
             mean = np.mean(scores)
             mark(right, y, mean, scores, low, high, f"{mean:.0f}" if mean < low else "")
-        left.set(title=f"{task}:\nsteps until solved", xlabel="thousands", xlim=(0, end))
+        left.set(title=f"{task}:\nsteps until solved", xlabel="thousands", xlim=(0, end), xticks=[0, end // 2, end])
         right.set(title=f"{task}:\nfinal score", xlim=(low, high))
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()

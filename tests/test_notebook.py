@@ -4,37 +4,47 @@ import re
 
 import nbformat
 import pytest
-from conftest import ROOT, SCRIPTS
+from conftest import PPO, ROOT, SCRIPTS
 from nbclient import NotebookClient
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_in_a_cell_trains_plots_evaluates_saves_loads_and_stops(name, tmp_path):
+def test_a_script_in_a_cell_trains_plots_evaluates_saves_resumes_and_stops(name, tmp_path):
     script = (ROOT / f"{name}.py").read_text(encoding="utf-8")
-    script, changes = re.subn(r"(total_steps: int = setting\()[\d_]+", r"\g<1>6_000", script)
-    assert changes == 1
-    kept = repr(str(tmp_path / "kept.pt"))
-    cells = [
-        script,
-        f"agent, history = train(Config(total_steps=3_000, seed=3, save={kept}))",
-        "import matplotlib.pyplot as plt\nplt.plot(*zip(*history));",
-        "evaluate(agent, Config().env_id, episodes=10).mean()",
-        f"agent, history = train(Config(load={kept}, total_steps=4_000))",
-        "Config(gamma=7)",
+    for setting, value in (("total_steps", "4_000"), ("eval_episodes", "3")):  # the cell trains when it is run
+        script, changes = re.subn(rf"({setting}: int = setting\()[\d_]+", rf"\g<1>{value}", script)
+        assert changes == 1
+    # For the kernel's own sake, Ctrl-C and the request to end must be what they were before the script ran.
+    handlers = "[signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]"
+    path, keep = repr(str(tmp_path / "kept.pt")), name in PPO
+    cells = {
+        "before": f"import signal\nhandlers = {handlers}",
+        "script": script,
+        "train": f"agent, history = train(Config(total_steps=1_500, seed=3{f', save={path}' if keep else ''}))",
+        "plot": "import matplotlib.pyplot as plt\nplt.plot(*zip(*history));",
+        "evaluate": "float(evaluate(agent, Config.env_id, episodes=5).mean())",
+        "resume": f"_, longer = train(resume({path}, total_steps=3_000))\n"
+                  "print(longer[:len(history)] == history, history[-1][0] < longer[-1][0])" if keep else "print(True, True)",
+        "mistake": "Config(gamma=7)\nprint('constructed')\ntrain(Config(gamma=7))",
         # The stop button sends SIGINT.
-        "import signal, threading\n"
-        "threading.Timer(1.5, signal.raise_signal, [signal.SIGINT]).start()\n"
-        "agent, history = train(Config(total_steps=10**8))\nprint('stopped after', len(history))",
-        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)",
-    ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        "stop": "import threading\n"
+                "threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()\n"
+                "agent, history = train(Config(total_steps=10**8))\n"
+                "print('returned', len(history) > 0, float(evaluate(agent, Config.env_id, episodes=2).mean()))",
+        "after": f"import os\nprint({handlers} == handlers)\nthreads = torch.get_num_threads()\nprint(threads)",
+    }
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells.values()])
     NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute()
-    outputs = [cell["outputs"] for cell in notebook.cells]
-    errors = [[output["ename"] for output in cell if output["output_type"] == "error"] for cell in outputs]
-    assert errors[:5] == [[]] * 5, outputs
-    assert errors[5] == ["ValueError"] and errors[6:] == [[], []], outputs
-    texts = ["".join(output.get("text", "") for output in cell) for cell in outputs]
-    assert texts[0].count("average score of the last 20") >= 5 and texts[0].count("evaluation") == 2
-    assert any("image/png" in output.get("data", {}) for output in outputs[2])
-    assert float(re.search(r"-?[\d.]+", outputs[3][0]["data"]["text/plain"].replace("np.float64", "")).group())
-    assert "stopped after" in texts[6]
+    outputs = dict(zip(cells, (cell["outputs"] for cell in notebook.cells)))
+    errors = {key: [output["ename"] for output in cell if output["output_type"] == "error"] for key, cell in outputs.items()}
+    assert errors == {key: ["SettingError"] if key == "mistake" else [] for key in cells}, outputs
+    texts = {key: "".join(output.get("text", "") for output in cell) for key, cell in outputs.items()}
+    assert texts["script"].count("average score of the last 20") >= 2 and texts["script"].count("evaluation: ") == 2
+    assert "evaluation" not in texts["train"]
+    assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
+    assert re.fullmatch(r"-?\d+\.\d+", outputs["evaluate"][0]["data"]["text/plain"])
+    assert texts["resume"].endswith("True True\n") and texts["mistake"] == "constructed\n"
+    (mistake,) = [output for output in outputs["mistake"] if output["output_type"] == "error"]
+    assert mistake["evalue"] == "--gamma 7: must be a number from 0 to 1"
+    assert re.search(r"^stopped at step [\d,]+\nreturned True -?\d", texts["stop"], re.M), texts["stop"]
+    assert texts["after"].startswith("True\n"), texts["after"]

@@ -359,8 +359,8 @@ def test_features_far_from_0_are_centred_and_keep_their_differences(name, offset
 @pytest.mark.parametrize("std", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_only_what_the_clip_would_cut_off_is_centred(name, std):
-    """Two standard deviations beyond the mean are `std` times |mean| / deviation + 2 after scaling: 10 is the limit."""
-    limit = 10 / std - 2  # in standard deviations
+    """A standard deviation beyond the mean is `std` times |mean| / deviation + 1 after scaling: 10 is the limit."""
+    limit = 10 / std - 1  # in standard deviations
     x = np.array([-1.0, 1.0] * 50)  # mean 0, standard deviation 1
     centres = np.array([0.0, 0.5, -0.5, limit - 0.01, 0.01 - limit, limit + 0.01, -limit - 0.01, 50.0])
     for width in (1.0, 1e-3, 1e4):  # in any unit

@@ -228,7 +228,7 @@ class SlowAgent:
     def learn_observations(self, steps):
         """Adds them to those seen. The first ones decide for good which features are centred, and where.
 
-        It is those whose mean is, in their own units, so far out that what is two standard deviations further is
+        It is those whose mean is, in their own units, so far out that what is a standard deviation further is
         clipped.
         """
         self.seen += [step.obs.tolist() for step in steps]
@@ -236,7 +236,7 @@ class SlowAgent:
             self.centres = []
             for j in range(3):
                 mean, deviation = self.moments(j)
-                far = self.spread * (abs(mean) / deviation + 2) > 10
+                far = self.spread * (abs(mean) / deviation + 1) > 10
                 self.centres.append(mean if far else 0.0)
                 self.events["centred" if far else "not centred"] += 1
 

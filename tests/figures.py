@@ -17,7 +17,7 @@ from unittest import mock
 import matplotlib
 import numpy as np
 import torch
-from peer import SOLVED, middle, solved_at
+from peer import SOLVED, middle
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -94,7 +94,8 @@ def draw_gae(gamma=0.995):
     """How much each later TD error counts in an advantage."""
     k = np.arange(31)
     figure, axes = plt.subplots(1, 5, figsize=(8, 2.2), layout="constrained", sharey=True)
-    titles = {0: "λ = 0:\nTD error alone", 0.5: "λ = 0.5", 0.9: "λ = 0.9", 0.97: "λ = 0.97", 1: "λ = 1:\nreturn - V(s)"}
+    titles = {0: "λ = 0:\nTD error alone", 0.5: "λ = 0.5", 0.9: "λ = 0.9", 0.97: "λ = 0.97",
+              1: "λ = 1:\nreturn - V(s)"}
     for axis, (gae_lambda, title) in zip(axes, titles.items()):
         axis.bar(k, (gamma * gae_lambda) ** k, color=ORANGE)
         axis.set_title(title, fontsize=10)
@@ -354,7 +355,8 @@ def draw_ablations():
         axis.text(high + 0.08 * (high - low), y, label, fontsize=8, va="center")
 
     for program, task, end, low, high, (left, right) in (
-            ("ppo_discrete", "CartPole", 30, 0, 500, axes[:2]), ("ppo_continuous", "Pendulum", 50, -400, -100, axes[2:])):
+            ("ppo_discrete", "CartPole", 30, 0, 500, axes[:2]),
+            ("ppo_continuous", "Pendulum", 50, -400, -100, axes[2:])):
         for y, name in enumerate(names):
             mine = [row for row in rows if (row["program"], row["flags"]) == (program, name)]
             if not mine:
@@ -373,6 +375,6 @@ def draw_ablations():
     for axis in axes:
         axis.grid(alpha=0.3)
         axis.title.set_size(10)
-    figure.supxlabel("dot: median of ten runs (steps), mean of ten runs (score); bar: from the lowest run to the highest",
-                     fontsize=9)
+    figure.supxlabel("dot: median of ten runs (steps), mean of ten runs (score); "
+                     "bar: from the lowest run to the highest", fontsize=9)
     write(figure, "ablations.png")

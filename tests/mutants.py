@@ -167,7 +167,7 @@ mutant(D, "each epoch in the same order", "update", (EPOCHS, f"            order
        (f"in {ORDER}{SPLIT}", f"in order{SPLIT}"))
 REMAINING = "remaining = 1 - env_step / config.total_steps"
 each([D, R, A], "update", "learning rate rises", REMAINING, "remaining = env_step / config.total_steps")
-replace(D, "update", "learning rate stays", 'group["lr"]) * remaining', 'group["lr"])')
+replace(D, "update", "learning rate stays", '= rate * remaining', '= rate')
 replace(D, "update", "learning rate falls faster and faster", "= rate * remaining", '= group["lr"] * remaining')
 replace(D, "update", "target KL stays above", "1.5 * config.target_kl * remaining:", "1.5 * config.target_kl:")
 replace(D, "update", "target KL stays below", "config.target_kl * remaining / 1.5:", "config.target_kl / 1.5:")

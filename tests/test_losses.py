@@ -84,7 +84,7 @@ def test_the_loss_is_the_sum_of_its_terms(name):
         expected = {"policy_loss": policy_loss, "value_loss": error, "entropy": entropy}
         assert {part: x.item() for part, x in parts.items()} == pytest.approx(expected, abs=1e-5)
         bonus = how.get("entropy_coef", 0.0) * entropy
-        assert float(loss) == pytest.approx(policy_loss + 0.5 * error - bonus, abs=1e-5)
+        assert loss.item() == pytest.approx(policy_loss + 0.5 * error - bonus, abs=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["clip", "penalty"])

@@ -14,11 +14,11 @@ def test_a_script_in_a_cell_trains_plots_evaluates_saves_resumes_and_stops(name,
     for setting, value in (("total_steps", "4_000"), ("eval_episodes", "3")):  # the cell trains when it is run
         script, changes = re.subn(rf"({setting}: int = setting\()[\d_]+", rf"\g<1>{value}", script)
         assert changes == 1
-    # For the kernel's own sake, Ctrl-C and the request to end must be what they were before the script ran.
+    # What SIGINT and SIGTERM do in the kernel is not the script's to change.
     handlers = "[signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]"
     path, keep = repr(str(tmp_path / "kept.pt")), name in PPO
     cells = {
-        "before": f"import signal\nhandlers = {handlers}",
+        "before": f"import signal, torch\nhandlers, threads = {handlers}, torch.get_num_threads()",
         "script": script,
         "train": f"agent, history = train(Config(total_steps=1_500, seed=3{f', save={path}' if keep else ''}))",
         "plot": "import matplotlib.pyplot as plt\nplt.plot(*zip(*history));",
@@ -31,7 +31,7 @@ def test_a_script_in_a_cell_trains_plots_evaluates_saves_resumes_and_stops(name,
                 "threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()\n"
                 "agent, history = train(Config(total_steps=10**8))\n"
                 "print('returned', len(history) > 0, float(evaluate(agent, Config.env_id, episodes=2).mean()))",
-        "after": f"import os\nprint({handlers} == handlers)\nthreads = torch.get_num_threads()\nprint(threads)",
+        "after": f"print({handlers} == handlers, torch.get_num_threads() == threads)",
     }
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells.values()])
     NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute()
@@ -47,4 +47,6 @@ def test_a_script_in_a_cell_trains_plots_evaluates_saves_resumes_and_stops(name,
     (mistake,) = [output for output in outputs["mistake"] if output["output_type"] == "error"]
     assert mistake["evalue"] == "--gamma 7: must be a number from 0 to 1"
     assert re.search(r"^stopped at step [\d,]+\nreturned True -?\d", texts["stop"], re.M), texts["stop"]
-    assert texts["after"].startswith("True\n"), texts["after"]
+    same_handlers, same_threads = texts["after"].split()
+    assert same_handlers == "True"
+    assert same_threads == "True" or not keep  # main() of the simple scripts leaves torch with one thread

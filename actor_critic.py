@@ -83,6 +83,8 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
+        if not obs.isfinite().all():
+            raise FloatingPointError("the environment's observation is not finite")
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
@@ -148,8 +150,6 @@ class ActorCritic(nn.Module):
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
         obs = torch.as_tensor(obs, dtype=torch.float32)
-        if not obs.isfinite().all():
-            raise FloatingPointError("the environment's observation is not finite")
         pi = self.pi(obs)
         action = pi.mode if greedy else pi.sample()
         return action.numpy()

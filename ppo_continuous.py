@@ -110,6 +110,8 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
+        if not obs.isfinite().all():
+            raise FloatingPointError("the environment's observation is not finite")
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
@@ -178,8 +180,6 @@ class ActorCritic(nn.Module):
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N, action_dim), sampled or the mean."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.unit.device)
-        if not obs.isfinite().all():
-            raise FloatingPointError("the environment's observation is not finite")
         mean, std = self.mean_and_std(obs)
         action = mean if greedy else mean + std * torch.randn_like(mean)
         return action.cpu().numpy()
@@ -213,7 +213,7 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
     continues = ~(terminated | truncated)  # after an end, row t + 1 is another episode
     advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
-        advantage[t] = delta[t] + gamma * gae_lambda * continues[t] * advantage[t + 1]
+        advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * continues[t]
     return advantage[:-1]
 
 
@@ -252,22 +252,31 @@ class Adam(nn.Module):
             end = start + p.numel()
             p.data = self.weight[start:end].view_as(p)
             p.grad = self.weight.grad[start:end].view_as(p)  # backward() adds to it in place
+            p.register_post_accumulate_grad_hook(self.note_gradient)
             start = end
-        self.addresses = [p.data_ptr() for p in self.views]
+        self.addresses = self.find_addresses()
+        self.has_gradient = False
         self.param_groups = [{"params": [self.weight], "lr": lr}]  # as torch's optimizers have
         self.eps = eps
         self.mean = nn.Buffer(torch.zeros_like(self.weight))
         self.square = nn.Buffer(torch.zeros_like(self.weight))
         self.steps = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
+    def note_gradient(self, parameter):
+        self.has_gradient = True
+
+    def find_addresses(self):
+        return [(p.data_ptr(), p.grad.data_ptr()) for p in self.views]
+
     def zero_grad(self):
         self.weight.grad.zero_()
+        self.has_gradient = False
 
     def step(self):
-        grad, lr = self.weight.grad, self.param_groups[0]["lr"]
-        if self.addresses != [p.data_ptr() for p in self.views] or not grad.any():
+        if not self.has_gradient or self.find_addresses() != self.addresses:
             raise RuntimeError("no gradient has reached the optimizer's parameters: create it "
                                "anew after the agent was copied, moved or converted")
+        grad, lr = self.weight.grad, self.param_groups[0]["lr"]
         self.steps += 1
         t = self.steps.item()
         self.mean = 0.9 * self.mean + 0.1 * grad
@@ -389,13 +398,14 @@ def train(config, envs=None):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
                 clipped = (ratio - 1).abs() > config.clip_eps
-                errors = b_return - b_value
+                error_var = (b_return - b_value).var(correction=0)
+                return_var = b_return.var(correction=0)
                 metrics = {  # all that is worth logging, as in wandb.log(metrics, env_step)
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "kl": kl.item(),
                     "clipped_fraction": clipped.double().mean().item(),
-                    "explained_variance": 1 - (errors.var() / b_return.var()).item(),
+                    "explained_variance": 1 - (error_var / return_var).item(),
                     "steps_per_second": (env_step - first_step) / (time.time() - start_time),
                     **{name: part.item() for name, part in parts.items()},
                 }

@@ -57,8 +57,8 @@ replace(D, "estimates", "no bootstrap behind a truncated episode",
         "value[1:] * ~terminated", "value[1:] * ~(terminated | truncated)")
 replace(D, "estimates", "GAE runs on over a truncation", "continues = ~(terminated | truncated)",
         "continues = ~terminated")
-replace(D, "estimates", "GAE without λ", "gamma * gae_lambda * continues", "gamma * continues")
-replace(D, "estimates", "GAE without γ", "gamma * gae_lambda * continues", "gae_lambda * continues")
+replace(D, "estimates", "GAE without λ", "gamma * gae_lambda * advantage", "gamma * advantage")
+replace(D, "estimates", "GAE without γ", "gamma * gae_lambda * advantage", "gae_lambda * advantage")
 replace(D, "estimates", "the first step's error alone", "for t in reversed(range(len(reward)))",
         "for t in range(len(reward))")
 each(PPO, "update", "reset steps are learned from", "buffer.valid[t] = ~done", "buffer.valid[t] = True")
@@ -188,9 +188,9 @@ replace(D, "update", "the KL that is reported is another", '"kl": kl.item()', '"
 replace(D, "update", "the KL that is printed is another", "{metrics['kl']:.2g}", "{metrics['clipped_fraction']:.2g}")
 replace(D, "update", "clipped fraction with another limit", ".abs() > config.clip_eps", ".abs() > 2 * config.clip_eps")
 replace(D, "update", "clipped fraction counts one side", "(ratio - 1).abs() >", "(ratio - 1) >")
-replace(D, "update", "explained variance upside down", "(errors.var() / b_return.var())",
-        "(b_return.var() / errors.var())")
-replace(D, "update", "unexplained variance", "1 - (errors.var()", "(errors.var()")
+replace(D, "update", "explained variance upside down", "(error_var / return_var)",
+        "(return_var / error_var)")
+replace(D, "update", "unexplained variance", "1 - (error_var", "(error_var")
 each(SCRIPTS, "update", "average of the last 10 episodes", "history[-20:]", "history[-10:]")
 replace(D, "update", "never more than 20 episodes", '"episode": len(history)', '"episode": len(scores)')
 replace(D, "update", "another entropy printed", "{metrics['entropy']:.2g}", "{metrics['value_loss']:.2g}")
@@ -228,10 +228,10 @@ each(SCRIPTS, "update", "another ε of Adam", "eps=1e-5)", "eps=1e-8)")
 replace(D, "training", "Adam goes uphill", "self.weight -= lr", "self.weight += lr")
 mutant(D, "Adam's learning rate stays", "training", ("self.eps = eps", "self.eps, self.lr = eps, lr"),
        ('self.param_groups[0]["lr"]', "self.lr"))
-CHECK = "if self.addresses != [p.data_ptr() for p in self.views] or not grad.any():"
+CHECK = "if not self.has_gradient or self.find_addresses() != self.addresses:"
 replace(D, "training", "parameters that were moved are not noticed", CHECK, "if False:")
-replace(D, "training", "addresses of parameters not compared", CHECK, "if not grad.any():")
-replace(D, "training", "a gradient that never came is not noticed", CHECK, CHECK.replace(" or not grad.any()", ""))
+replace(D, "training", "addresses of parameters not compared", CHECK, "if not self.has_gradient:")
+replace(D, "training", "a gradient that never came is not noticed", CHECK, CHECK.replace("not self.has_gradient or ", ""))
 replace(D, "training", "frozen parameters in Adam", "[p for p in parameters if p.requires_grad]", "list(parameters)")
 replace(D, "training", "parameters are no views", "p.data = self.weight[start:end].view_as(p)", "pass")
 replace(D, "training", "gradients are no views", "p.grad = self.weight.grad[start:end].view_as(p)", "pass")

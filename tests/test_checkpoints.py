@@ -292,8 +292,8 @@ def test_it_saves_on_the_way_and_prints_afterwards(name, tmp_path):
                 assert read(tmp_path / "kept.pt")["env_step"] == 0  # the first line names the settings
 
     with contextlib.redirect_stdout(Out()):
-        module.train(small(name, tmp_path / "kept.pt", total_steps=2_000))
-    assert 10 <= len(steps) <= 22 and steps == sorted(steps) and steps[-1][0] >= 2_000
+        module.train(small(name, tmp_path / "kept.pt", total_steps=1_000))
+    assert 10 <= len(steps) <= 22 and steps == sorted(steps) and steps[-1][0] >= 1_000
     assert all(saved == printed for saved, printed in steps)
 
 
@@ -378,7 +378,7 @@ def visible(folder):
 def test_a_kill_in_the_first_moments_leaves_nothing_or_a_whole_checkpoint(name, tmp_path):
     module, path, moments, found = load(name), tmp_path / "kept.pt", random.Random(name), []
     arguments = ["--env-id", marked(name), *SMALL, "--save", path]
-    for _ in range(12):
+    for _ in range(10):
         child = fork(command_line(name, *arguments, *LONG), tmp_path)
         time.sleep(moments.random() * 0.08)
         os.kill(child, signal.SIGKILL)
@@ -512,7 +512,7 @@ def test_signals_at_random_moments_lose_nothing(name, number, checkpoints, tmp_p
     path = tmp_path / "kept.pt"
     path.write_bytes(checkpoints[name].read_bytes())
     moments, saved = random.Random(f"{name} {number}"), read(path)["env_step"]
-    for _ in range(4):
+    for _ in range(3):
         child = fork(command_line(name, "--load", path, "--save", path, *LONG), tmp_path)
         wait_until(lambda: "step " in (tmp_path / "out").read_text())
         time.sleep(moments.random() * 0.2)
@@ -812,7 +812,7 @@ def test_a_checkpoint_that_does_not_fit_costs_one_line(name, checkpoints, monkey
     path = str(checkpoints[name])
     for arguments in (["--hidden-size", "7"], ["--hidden-layers", "3"]):
         status, out, err = run_main(load(name), monkeypatch, capsys, "--load", path, *arguments)
-        assert status == 2 and out == "" and err.count("\n") == 1 and "size" in err or "Missing" in err
+        assert status == 2 and out == "" and err.count("\n") == 1 and f"--load {path}: does not fit these settings" in err
     (other,) = set(PPO) - {name}
     for extra in ([], ["--env-id", load(other).Config.env_id], ["--env-id", marked(other)]):
         status, out, err = run_main(load(other), monkeypatch, capsys, "--load", path, "--total-steps", "0", *extra)

@@ -119,7 +119,8 @@ def test_td_error_is_its_definition(rollout, gamma):
 
 def test_td_error_moves_the_value_and_not_the_target():
     values, next_values = torch.randn(3, 2, requires_grad=True), torch.randn(3, 2, requires_grad=True)
-    delta = load("actor_critic").td_error(torch.randn(3, 2), values, next_values, torch.zeros(3, 2, dtype=torch.bool), 0.9)
+    never = torch.zeros(3, 2, dtype=torch.bool)
+    delta = load("actor_critic").td_error(torch.randn(3, 2), values, next_values, never, 0.9)
     delta.sum().backward()
     torch.testing.assert_close(values.grad, -torch.ones(3, 2))
     assert next_values.grad is None

@@ -3,41 +3,40 @@
 import re
 
 import nbformat
-import pytest
 from conftest import PPO, ROOT, SCRIPTS
 from nbclient import NotebookClient
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_in_a_cell_trains_plots_evaluates_saves_resumes_and_stops(name, tmp_path):
-    script = (ROOT / f"{name}.py").read_text(encoding="utf-8")
-    for setting, value in (("total_steps", "4_000"), ("eval_episodes", "3")):  # the cell trains when it is run
+def cells_of(name, path):
+    """What a user does with a script in a notebook, cell by cell."""
+    script, keep = (ROOT / f"{name}.py").read_text(encoding="utf-8"), name in PPO
+    for setting, value in (("total_steps", "3_000"), ("eval_episodes", "3")):  # the cell trains when it is run
         script, changes = re.subn(rf"({setting}: int = setting\()[\d_]+", rf"\g<1>{value}", script)
         assert changes == 1
     # What SIGINT and SIGTERM do in the kernel is not the script's to change.
     handlers = "[signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]"
-    path, keep = repr(str(tmp_path / "kept.pt")), name in PPO
-    cells = {
+    return {
+        "reset": "%reset -f",  # forgets the script before
         "before": f"import signal, torch\nhandlers, threads = {handlers}, torch.get_num_threads()",
         "script": script,
-        "train": f"agent, history = train(Config(total_steps=1_500, seed=3{f', save={path}' if keep else ''}))",
+        "train": f"agent, history = train(Config(total_steps=1_500, seed=3{f', save={path!r}' if keep else ''}))",
         "plot": "import matplotlib.pyplot as plt\nplt.plot(*zip(*history));",
         "evaluate": "float(evaluate(agent, Config.env_id, episodes=5).mean())",
-        "resume": f"_, longer = train(resume({path}, total_steps=3_000))\n"
+        "resume": f"_, longer = train(resume({path!r}, total_steps=3_000))\n"
                   "print(longer[:len(history)] == history, history[-1][0] < longer[-1][0])" if keep else "print(True, True)",
         "mistake": "Config(gamma=7)\nprint('constructed')\ntrain(Config(gamma=7))",
         # The stop button sends SIGINT.
         "stop": "import threading\n"
-                "threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()\n"
+                "threading.Timer(0.7, signal.raise_signal, [signal.SIGINT]).start()\n"
                 "agent, history = train(Config(total_steps=10**8))\n"
-                "print('returned', len(history) > 0, float(evaluate(agent, Config.env_id, episodes=2).mean()))",
+                "print('returned', float(evaluate(agent, Config.env_id, episodes=2).mean()))",
         "after": f"print({handlers} == handlers, torch.get_num_threads() == threads)",
     }
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells.values()])
-    NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute()
-    outputs = dict(zip(cells, (cell["outputs"] for cell in notebook.cells)))
+
+
+def check_outputs(name, outputs):
     errors = {key: [output["ename"] for output in cell if output["output_type"] == "error"] for key, cell in outputs.items()}
-    assert errors == {key: ["SettingError"] if key == "mistake" else [] for key in cells}, outputs
+    assert errors == {key: ["SettingError"] if key == "mistake" else [] for key in outputs}, outputs
     texts = {key: "".join(output.get("text", "") for output in cell) for key, cell in outputs.items()}
     assert texts["script"].count("average score of the last 20") >= 2 and texts["script"].count("evaluation: ") == 2
     assert "evaluation" not in texts["train"]
@@ -46,7 +45,19 @@ def test_a_script_in_a_cell_trains_plots_evaluates_saves_resumes_and_stops(name,
     assert texts["resume"].endswith("True True\n") and texts["mistake"] == "constructed\n"
     (mistake,) = [output for output in outputs["mistake"] if output["output_type"] == "error"]
     assert mistake["evalue"] == "--gamma 7: must be a number from 0 to 1"
-    assert re.search(r"^stopped at step [\d,]+\nreturned True -?\d", texts["stop"], re.M), texts["stop"]
+    assert re.search(r"^stopped at step [\d,]+\nreturned -?\d", texts["stop"], re.M), texts["stop"]
     same_handlers, same_threads = texts["after"].split()
     assert same_handlers == "True"
-    assert same_threads == "True" or not keep  # main() of the simple scripts leaves torch with one thread
+    assert same_threads == "True" or name not in PPO  # main() of the simple scripts leaves torch with one thread
+
+
+def test_a_script_in_a_cell_trains_plots_evaluates_saves_resumes_and_stops(tmp_path):
+    """All scripts in turn, in one kernel that forgets each before the next."""
+    cells = {name: cells_of(name, str(tmp_path / f"{name}.pt")) for name in SCRIPTS}
+    texts = [text for named in cells.values() for text in named.values()]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
+    NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute()
+    outputs = iter(cell["outputs"] for cell in notebook.cells)
+    found = {name: {key: next(outputs) for key in named} for name, named in cells.items()}
+    for name in SCRIPTS:
+        check_outputs(name, found[name])

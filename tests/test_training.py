@@ -252,7 +252,9 @@ def test_every_epoch_sees_every_step_once_in_a_new_order(name, monkeypatch, quie
     assert sorted(map(tuple, first.tolist())) == sorted(map(tuple, second.tolist()))
 
 
-@pytest.mark.parametrize("num_envs, num_steps, num_minibatches", [(1, 2, 1), (3, 7, 1), (3, 7, 4), (3, 7, 9), (1, 3, 1)])
+@pytest.mark.parametrize(
+    "num_envs, num_steps, num_minibatches", [(1, 2, 1), (3, 7, 1), (3, 7, 4), (3, 7, 9), (1, 3, 1)]
+)
 @pytest.mark.parametrize("name", PPO)
 def test_every_number_of_minibatches_is_kept_to(name, num_envs, num_steps, num_minibatches, monkeypatch, quiet):
     """Also where each episode is one step long, so that half of all steps only reset."""
@@ -262,9 +264,9 @@ def test_every_number_of_minibatches_is_kept_to(name, num_envs, num_steps, num_m
     sizes = dict(num_envs=num_envs, num_steps=num_steps, num_minibatches=num_minibatches)
     for envs in (sync(name, num_envs, make=make), sync(name, num_envs)):
         passes.clear(), steps.clear()
-        agent, _ = module.train(small(name, total_steps=20 * num_envs * num_steps, **sizes), envs)
-        assert len(passes) == len(steps) == 20 * 2 * num_minibatches and weights_of(agent).isfinite().all()
-        lengths = np.array([len(obs) for obs in passes]).reshape(20, 2, num_minibatches)
+        agent, _ = module.train(small(name, total_steps=8 * num_envs * num_steps, **sizes), envs)
+        assert len(passes) == len(steps) == 8 * 2 * num_minibatches and weights_of(agent).isfinite().all()
+        lengths = np.array([len(obs) for obs in passes]).reshape(8, 2, num_minibatches)
         assert lengths.min() >= 1 and (lengths.max((1, 2)) - lengths.min((1, 2))).max() <= 1
     with pytest.raises(module.SettingError, match="num-minibatches"):  # more than there are steps, at worst
         module.train(small(name, **sizes | dict(num_minibatches=num_envs * (num_steps // 2) + 1)))
@@ -570,7 +572,7 @@ def test_the_penalty_and_the_clip_hold_the_policy(name, capsys):
     measured = {}
     for objective, clip_eps in (("penalty", 0.2), ("clip", 0.05), ("clip", float("inf"))):
         settings = {"objective": objective, "clip_eps": clip_eps, "learning_rate": 0.02, "target_kl": 0.003}
-        load(name).train(small(name, epochs=8, total_steps=840, **settings))
+        load(name).train(small(name, epochs=8, total_steps=420, **settings))
         measured[objective, clip_eps] = [line[3] for line in lines_of(capsys.readouterr().out)]
     free = max(measured.pop(("clip", float("inf"))))
     assert all(np.median(kls) < free / 3 for kls in measured.values()), (measured, free)
@@ -767,6 +769,11 @@ def test_with_torchs_adam_a_checkpoint_can_be_resumed(name, tmp_path, quiet):
 # ---- Seeds ----
 
 
+def rollouts_of(name, num_steps):
+    """Settings for rollouts of this length. REINFORCE has none: its rollouts are whole episodes."""
+    return {} if name == "reinforce" else {"num_steps": num_steps}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_seed_and_the_process_choose_weights_and_episodes(name, recount, monkeypatch, quiet):
     module, weights = load(name), []
@@ -788,7 +795,7 @@ def test_environments_are_seeded_once_and_neighbouring_seeds_share_no_episode(na
     module = load(name)
     made = recount(module)
     for seed in (340, 341):
-        _, history = module.train(small(name, total_steps=1_000, env_id=TASK[name], seed=seed))
+        _, history = module.train(small(name, total_steps=1_000, env_id=TASK[name], seed=seed, **rollouts_of(name, 50)))
     agent, _ = module.train(small(name, total_steps=0, env_id=TASK[name], seed=340))
     module.evaluate(agent, TASK[name], 3, seed=340)  # as many as in training: their first draws could be the same
     starts = [tuple(np.round(start, 6)) for envs in (made[0], made[1], made[-1]) for start in envs.starts]
@@ -798,7 +805,8 @@ def test_environments_are_seeded_once_and_neighbouring_seeds_share_no_episode(na
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_same_seed_same_history(name, quiet):
     module = load(name)
-    runs = [module.train(small(name, total_steps=1_500, seed=seed, env_id=TASK[name])) for seed in (5, 5, 6)]
+    sizes = rollouts_of(name, 50)
+    runs = [module.train(small(name, total_steps=1_500, seed=s, env_id=TASK[name], **sizes)) for s in (5, 5, 6)]
     (agent, history), (agent_again, history_again), (_, other) = runs
     assert history and history == history_again and history != other
     assert torch.equal(weights_of(agent), weights_of(agent_again))
@@ -1070,14 +1078,16 @@ def test_evaluate_plays_each_environments_first_episode(name, recount, quiet):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_evaluate_ends_although_the_episode_does_not(name, monkeypatch):
-    module, agent = load(name), new_agent(name)
-    action = agent.act(np.zeros((2, 3), np.float32))
+    module, agent, rewards = load(name), new_agent(name), []
+    action = agent.act(np.zeros((1, 3), np.float32))
     monkeypatch.setattr(network_of(module), "act", lambda *_: action)  # to save time
-    envs = Recount(module.make_envs("Endless-v0" if name != "ppo_continuous" else "EndlessBox-v0", 2))
+    envs = module.make_envs("Endless-v0" if name != "ppo_continuous" else "EndlessBox-v0", 1)
     assert envs.spec.max_episode_steps is None
-    returns = module.evaluate(agent, "", episodes=2, envs=envs)
-    assert len(envs.rows) == 10_000
-    np.testing.assert_allclose(returns, np.sum([reward for _, reward, *_ in envs.rows], 0))
+    step = envs.step
+    monkeypatch.setattr(envs, "step", lambda action: rewards.append((answer := step(action))[1].copy()) or answer)
+    returns = module.evaluate(agent, "", episodes=1, envs=envs)
+    assert len(rewards) == 10_000
+    np.testing.assert_allclose(returns, np.sum(rewards, 0))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -1136,10 +1146,11 @@ def test_main_plays_as_many_evaluation_episodes_as_asked_for(name, episodes, rec
     assert out.count("evaluation") == 2 * episodes and out.count("over 1 episodes") == 2 * episodes
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_nothing_slow_is_imported(name):
+def test_nothing_slow_is_imported_for_ppo():
     code = (
-        f"import sys, {name} as script; script.train(script.Config(total_steps=500));"
+        "import sys, ppo_discrete, ppo_continuous\n"
+        "for script in (ppo_discrete, ppo_continuous):\n"
+        "    script.train(script.Config(total_steps=200, num_steps=20))\n"
         "print([m for m in ('torch._dynamo', 'sympy', 'torch._inductor') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -1147,10 +1158,11 @@ def test_nothing_slow_is_imported(name):
 
 
 def solves(module, config, envs, threshold):
-    """Trains until the task is solved; asserts that it is, within the steps of the settings, and as the script counts."""
+    """Trains until the task is solved, and asserts that it is, by the scores that the script counted."""
     _, history = module.train(config, StopWhenSolved(envs, threshold))  # ends as soon as it is solved
     scores = [score for _, score in history]
-    assert np.mean(scores[-20:]) >= threshold and history[-1][0] < config.total_steps
+    averages = [np.mean(scores[i - 20 : i]) for i in range(20, len(scores) + 1)]  # several may end in the same step
+    assert max(averages) >= threshold and history[-1][0] < config.total_steps
 
 
 @pytest.mark.parametrize("seed", [0, 1])

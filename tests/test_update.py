@@ -568,19 +568,21 @@ def compare_printed(printed, seen):
 
 
 SIZES = dict(num_envs=3, hidden_size=5, gamma=0.9, learning_rate=0.02)
-ROLLOUTS = SIZES | dict(hidden_layers=2, num_steps=7, total_steps=63, reward_scale=0.5, entropy_coef=0.1)  # three of them
+ROLLOUTS = SIZES | dict(hidden_layers=2, num_steps=7, total_steps=63, reward_scale=0.5, entropy_coef=0.1)  # three
 PASSES = ROLLOUTS | dict(epochs=3, num_minibatches=4, gae_lambda=0.7, clip_eps=0.1)
 ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step left out"}
 CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
 PPO_CASES = {
     "clip": (dict(activation="relu", max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
-    "penalty": (dict(objective="penalty", target_kl=0.016, max_grad_norm=1.0, total_steps=105), {"β doubled", "β halved"}),
+    "penalty": (
+        dict(objective="penalty", target_kl=0.016, max_grad_norm=1.0, total_steps=105), {"β doubled", "β halved"}
+    ),
     "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1, obs_std=3), CLIPS | {"gradient shortened"}),
     "plain": (dict(max_grad_norm=math.inf, entropy_coef=0.0), CLIPS | {"gradient left"}),
     # relu, because tanh is so flat in -10, where the clip puts these at first, that float32 knows its slope badly.
     "far from 0": (dict(offset=[-40, 0, 7], activation="relu", max_grad_norm=1.0), CLIPS | {"centred", "not centred"}),
 }
-SLOW = {"ppo_discrete": slow_ppo, "ppo_continuous": slow_ppo, "reinforce": slow_reinforce, "actor_critic": slow_actor_critic}
+SLOW = {name: slow_ppo for name in PPO} | {"reinforce": slow_reinforce, "actor_critic": slow_actor_critic}
 
 
 @pytest.mark.parametrize("case", PPO_CASES)

@@ -58,7 +58,7 @@ class Config:
     num_steps: int = setting(8, "T, steps of each environment per update")
     learning_rate: float = setting(5e-3, "learning rate of Adam, at first; it falls linearly to 0")
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
-    gamma: float = setting(0.995, "γ, the discount of later rewards")
+    gamma: float = setting(0.995, "discount of later rewards")
     critic: str = setting("td", "td, q or advantage: what weights the actions")
     entropy_coef: float = setting(0.01, "c, the weight of the entropy bonus")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
@@ -363,8 +363,9 @@ def main():
         received.append(number)
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
     torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
@@ -387,6 +388,9 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # a notebook goes on
 
 
 if __name__ == "__main__":

@@ -66,10 +66,10 @@ class Config:
     num_minibatches: int = setting(2, "minibatches per epoch, each for one optimizer step")
     learning_rate: float = setting(1e-2, "learning rate of Adam, at first; it falls linearly to 0")
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
-    gamma: float = setting(0.995, "γ, the discount of later rewards")
-    gae_lambda: float = setting(0.97, "λ of the advantages: 0 relies on the critic, 1 on rewards")
+    gamma: float = setting(0.995, "discount of later rewards")
+    gae_lambda: float = setting(0.97, "of the advantages: 0 relies on the critic, 1 on the rewards")
     objective: str = setting("clip", "clip or penalty: what keeps the policy near the old one")
-    clip_eps: float = setting(0.2, "ε, the clip of the probability ratio; inf: no clip")
+    clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
     target_kl: float = setting(0.02, "KL that the penalty aims at per update, at first; falls to 0")
     entropy_coef: float = setting(0.0, "c, the weight of the entropy bonus")
     obs_std: float = setting(2.0, "standard deviation that observations are scaled to")
@@ -624,8 +624,9 @@ def main():
         received.append(number)
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
     if PROCESSES > 1:
         torch.distributed.init_process_group("gloo")
@@ -658,6 +659,9 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # a notebook goes on
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Config:
     total_steps: int = setting(80_000, "environment steps to train for")
     num_envs: int = setting(6, "N, environments, which play one episode each per update")
     learning_rate: float = setting(1e-2, "learning rate of Adam, at first; it falls linearly to 0")
-    gamma: float = setting(0.995, "γ, the discount of later rewards")
+    gamma: float = setting(0.995, "discount of later rewards")
     hidden_size: int = setting(64, "units of the hidden layer")
     seed: int = setting(0, "the same seed, machine and versions give the same scores")
     eval_episodes: int = setting(100, "episodes of each evaluation after training; 0: none")
@@ -310,8 +310,9 @@ def main():
         received.append(number)
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
     torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
@@ -334,6 +335,9 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # a notebook goes on
 
 
 if __name__ == "__main__":

@@ -361,7 +361,7 @@ each([D, R, A], "checkpoints", "evaluated after Ctrl-C", "if received:", "if Fal
 mutant(D, "stopped without a word", "checkpoints", ('print(f"stopped at step {env_step:,}", flush=True)', "pass"))
 BOTH = "(signal.SIGINT, signal.SIGTERM)"
 each([D, R, A], "checkpoints", "SIGTERM ends the run at once", BOTH, "(signal.SIGINT,)")
-replace(D, "checkpoints", "an ignored Ctrl-C is not ignored", "if signal.getsignal(number) != signal.SIG_IGN:",
+replace(D, "checkpoints", "an ignored Ctrl-C is not ignored", "if handler != signal.SIG_IGN:",
         "if True:")
 EXCEPT = "except (SettingError, FloatingPointError) as error:"
 each([D, R, A], "interface", "every error costs one line", EXCEPT, "except Exception as error:")

@@ -389,7 +389,8 @@ def test_a_kill_in_the_first_moments_leaves_nothing_or_a_whole_checkpoint(name, 
             assert history == read(path)["history"]
             path.unlink()
     # What was left over stands in nobody's way.
-    status, _, err = ended(fork(command_line(name, *arguments, "--total-steps", 0, "--eval-episodes", 0), tmp_path), tmp_path)
+    child = fork(command_line(name, *arguments, *flags(total_steps=0, eval_episodes=0)), tmp_path)
+    status, _, err = ended(child, tmp_path)
     assert status == 0 and err == "" and read(path)["env_step"] == 0
     assert all(re.fullmatch(r"kept\.pt(\.\d+\.unfinished)?", file) for file in visible(tmp_path))
 
@@ -812,7 +813,8 @@ def test_a_checkpoint_that_does_not_fit_costs_one_line(name, checkpoints, monkey
     path = str(checkpoints[name])
     for arguments in (["--hidden-size", "7"], ["--hidden-layers", "3"]):
         status, out, err = run_main(load(name), monkeypatch, capsys, "--load", path, *arguments)
-        assert status == 2 and out == "" and err.count("\n") == 1 and f"--load {path}: does not fit these settings" in err
+        assert status == 2 and out == "" and err.count("\n") == 1
+        assert f"--load {path}: does not fit these settings" in err
     (other,) = set(PPO) - {name}
     for extra in ([], ["--env-id", load(other).Config.env_id], ["--env-id", marked(other)]):
         status, out, err = run_main(load(other), monkeypatch, capsys, "--load", path, "--total-steps", "0", *extra)
@@ -843,8 +845,8 @@ def worker(name, rank, port, folder, settings):
             sums += np.stack([np.ones_like(valid), valid, valid**2]).sum(1)
             obs = next_obs
         starts = [tuple(map(float, start)) for start in envs.starts]
-        found = {"agent": agent.state_dict(), "history": history, "starts": starts, "rows": len(envs.rows), "sums": sums}
-        torch.save(found, f"{folder}/{rank}.pt")
+        found = {"history": history, "starts": starts, "rows": len(envs.rows), "sums": sums}
+        torch.save(found | {"agent": agent.state_dict()}, f"{folder}/{rank}.pt")
         torch.distributed.destroy_process_group()
 
     return task
@@ -881,8 +883,8 @@ def test_processes_share_weights_and_scale_but_no_episodes(name, sizes, tmp_path
 
 def test_torchrun_runs_and_one_process_prints_and_saves(tmp_path):
     arguments = flags(num_envs=1, num_steps=25, num_minibatches=8, total_steps=200, epochs=2, eval_episodes=2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ppo_discrete.py"]
-    command += [*arguments, "--save", str(tmp_path / "kept.pt")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["ppo_discrete.py", *arguments, "--save", str(tmp_path / "kept.pt")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("evaluation") == 2 and result.stdout.count("step 200 ") == 1

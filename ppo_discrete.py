@@ -484,6 +484,10 @@ def make_envs(env_id, num_envs, render_mode=None):
         return gym.make_vec(env_id, num_envs, **options)
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise SettingError(f"--env-id {env_id}: {' '.join(str(error).split())}") from None
+    except TypeError as error:
+        if "'render_mode'" not in str(error):
+            raise
+        raise SettingError(f"--render: {env_id} does not take a render_mode") from None
 
 
 def prepare(envs):
@@ -575,11 +579,15 @@ def restore(config, agent, optimizer, envs):
         if config.normalize_reward:
             for name, value in checkpoint["reward_stats"].items():
                 setattr(envs.return_rms, name, np.float64(value))
-        values = [*checkpoint["agent"].values(), *checkpoint["optimizer"].values()]
-        if not all(x.isfinite().all() for x in values if isinstance(x, torch.Tensor)):
-            raise ValueError("some numbers are not finite")
-        history = [(int(step), float(score)) for step, score in checkpoint["history"]]
-        return float(checkpoint["beta"]), int(checkpoint["env_step"]), history
+        loaded = checkpoint["agent"] | checkpoint["optimizer"]
+        for name, x in (agent.state_dict() | optimizer.state_dict()).items():
+            if isinstance(x, torch.Tensor):
+                assert loaded[name].dtype == x.dtype and x.isfinite().all(), f"{name} is damaged"
+        beta, env_step = checkpoint["beta"], checkpoint["env_step"]
+        stats = [float(value) for value in checkpoint["reward_stats"].values()]
+        assert 1 <= beta <= 1e4 and np.isfinite(stats).all(), "some numbers are out of range"
+        assert isinstance(env_step, int) and env_step >= 0, "env_step must be a whole number"
+        return beta, env_step, [(int(step), float(score)) for step, score in checkpoint["history"]]
     except Exception as error:  # a damaged file can fail in any way
         reason = " ".join(str(error).split())
         raise SettingError(f"--load {config.load}: does not fit these settings: {reason}") from None
@@ -650,7 +658,8 @@ def main():
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
         if config.save and RANK == 0:
-            if read_checkpoint(config.save)["env_step"] < config.total_steps:
+            saved = os.path.exists(config.save) and read_checkpoint(config.save)["env_step"]
+            if saved < config.total_steps:
                 sys.exit(1)  # the last checkpoint was not written, as has been said
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))

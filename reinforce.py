@@ -252,6 +252,10 @@ def make_envs(env_id, num_envs, render_mode=None):
         return gym.make_vec(env_id, num_envs, **options)
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise SettingError(f"--env-id {env_id}: {' '.join(str(error).split())}") from None
+    except TypeError as error:
+        if "'render_mode'" not in str(error):
+            raise
+        raise SettingError(f"--render: {env_id} does not take a render_mode") from None
 
 
 def prepare(envs):

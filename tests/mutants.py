@@ -307,16 +307,18 @@ replace(D, "training", "endless evaluations end too soon", "or 10_000", "or 100"
 
 # ---- ppo_discrete.py: checkpoints ----
 replace(D, "checkpoints", "β not saved", '"beta": beta,', '"beta": 1.0,')
-replace(D, "checkpoints", "β not loaded", 'float(checkpoint["beta"])', "1.0")
+replace(D, "checkpoints", "β not loaded", "return beta, env_step, [", "return 1.0, env_step, [")
 replace(D, "checkpoints", "spread of rewards not saved", 'checkpoint["reward_stats"] = {name', "_ = {name")
 replace(D, "checkpoints", "spread of rewards not loaded", "setattr(envs.return_rms, name, np.float64(value))", "pass")
-replace(D, "checkpoints", "steps not loaded", 'int(checkpoint["env_step"])', "0")
+replace(D, "checkpoints", "steps not loaded", "return beta, env_step, [", "return beta, 0, [")
 HISTORY = '[(int(step), float(score)) for step, score in checkpoint["history"]]'
 replace(D, "checkpoints", "history not loaded", HISTORY, "[]")
 replace(D, "checkpoints", "weights not loaded", 'agent.load_state_dict(checkpoint["agent"])', "pass")
 each(PPO, "checkpoints", "optimizer not loaded", 'optimizer.load_state_dict(checkpoint["optimizer"])', "pass")
-replace(D, "checkpoints", "weights that are not finite are loaded", "if not all(x.isfinite()",
-        "if False and not all(x.isfinite()")
+replace(D, "checkpoints", "weights that are not finite are loaded", " and x.isfinite().all(), f", ", f")
+replace(D, "checkpoints", "tensors of another kind are loaded", "assert loaded[name].dtype == x.dtype and ", "assert ")
+replace(D, "checkpoints", "a β out of range is loaded", "assert 1 <= beta <= 1e4 and ", "assert ")
+replace(D, "checkpoints", "a negative count of steps is loaded", " and env_step >= 0", "")
 mutant(D, "checkpoint written in place", "checkpoints",
        ("torch.save(checkpoint, unfinished(config.save))", "torch.save(checkpoint, config.save)"),
        ("os.replace(unfinished(config.save), config.save)", "pass"))
@@ -330,8 +332,7 @@ replace(D, "checkpoints", "saved only at the end", REPORT,
 mutant(D, "printed before it is saved", "checkpoints", (REPORT, ""), (LAST, f"{LAST}\n{REPORT.rstrip()}"))
 replace(D, "checkpoints", "not saved at first", f"    {SAVE}    print(describe", "    print(describe")
 replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}    finally:", "    finally:")
-replace(D, "checkpoints", "a failed save looks like a success", '["env_step"] < config.total_steps:',
-        '["env_step"] < 0:')
+replace(D, "checkpoints", "a failed save looks like a success", "if saved < config.total_steps:", "if saved < 0:")
 replace(D, "checkpoints", "a failed save ends the run", "except (OSError, RuntimeError) as error:",
         "except KeyError as error:")
 EXISTS = "if os.path.exists(config.save) and not resumed:"
@@ -350,8 +351,9 @@ replace(D, "checkpoints", "resume brings settings and no weights", ' | given | {
 replace(D, "checkpoints", "a resumed run writes where the first one did", 'once = ("save", "load",', 'once = ("load",')
 replace(D, "checkpoints", "a resumed run takes the settings for other tasks", 'resume(given["load"], **given)',
         'resume(given["load"], **ELSEWHERE | given)')
-replace(D, "checkpoints", "a setting that is none costs a traceback", "except TypeError as error:",
-        "except KeyError as error:")
+replace(D, "checkpoints", "a setting that is none costs a traceback", "    except TypeError as error:\n        raise SettingError(f\"--load",
+        "    except KeyError as error:\n        raise SettingError(f\"--load")
+replace(D, "checkpoints", "a task that cannot be rendered costs a traceback", "if \"'render_mode'\" not in str(error):", "if True:")
 
 # ---- ppo_discrete.py: signals, settings and errors ----
 STATUS = "sys.exit(128 + received[0])"

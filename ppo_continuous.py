@@ -298,10 +298,12 @@ def train(config, envs=None):
         env_id = getattr(envs.spec, "id", "your environments")
         config = replace(config, env_id=env_id, num_envs=envs.num_envs)
     check(config)
-    torch.manual_seed(config.seed)  # every process begins with the same weights
     envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
     if config.normalize_reward:
         envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
+    torch.manual_seed(config.seed)  # every process begins with the same weights
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -322,8 +324,6 @@ def train(config, envs=None):
     done = np.zeros(N, bool)
     first_step = next_report = env_step
     start_time = time.time()
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0

@@ -83,8 +83,6 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
-        if not obs.isfinite().all():
-            raise FloatingPointError("the environment's observation is not finite")
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
@@ -149,6 +147,7 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
+        check_finite("observation", obs)
         obs = torch.as_tensor(obs, dtype=torch.float32)
         pi = self.pi(obs)
         action = pi.mode if greedy else pi.sample()
@@ -196,8 +195,7 @@ def train(config, envs=None):
             for _ in range(config.num_steps):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
-                if not np.isfinite(reward).all():
-                    raise FloatingPointError("the environment's reward is not finite")
+                check_finite("reward", reward)
                 obs_rows.append(obs.copy())  # row t + 1 is what step t led to
                 action_rows.append(action)
                 reward_rows.append(config.reward_scale * reward)  # small: V is learned faster
@@ -207,6 +205,7 @@ def train(config, envs=None):
                 env_step += N
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
+            check_finite("observation", obs)
 
             # Estimate: the policy, the critics' errors and ψ, the weight of each action.
             all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
@@ -277,7 +276,7 @@ class SettingError(ValueError):
 def check(config):
     """Raises SettingError for the first setting that cannot work."""
     limits = {
-        "num_envs": (1, np.inf), "num_steps": (2, np.inf), "hidden_size": (1, np.inf),
+        "num_envs": (1, np.inf), "num_steps": (2, np.inf), "hidden_size": (1, 10_000),
         "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf), "gamma": (0, 1),
         "entropy_coef": (0, 1000), "reward_scale": (1e-6, 1e6), "seed": (0, 2**64 - 1),
     }
@@ -324,6 +323,12 @@ def prepare(envs):
     if obs_space != gym.spaces.flatten_space(obs_space):
         envs = gym.wrappers.vector.FlattenObservation(envs)
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+
+
+def check_finite(name, numbers):
+    """Raises FloatingPointError unless all numbers of the environment are finite."""
+    if not np.isfinite(numbers).all():
+        raise FloatingPointError(f"the environment's {name} is not finite")
 
 
 def derive_seed(*numbers):

@@ -108,8 +108,6 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
-        if not obs.isfinite().all():
-            raise FloatingPointError("the environment's observation is not finite")
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
@@ -174,6 +172,7 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
+        check_finite("observation", obs)
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.unit.device)
         logits = self.logits(obs)
         action = logits.argmax(-1) if greedy else logits.softmax(-1).multinomial(1).squeeze(-1)
@@ -225,7 +224,8 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
         surrogate = ratio * advantage - beta * kl
     policy_loss = -surrogate.mean()
     value_loss = (value - return_).square().mean()
-    entropy = pi.entropy().mean()
+    with torch.set_grad_enabled(config.entropy_coef > 0):  # otherwise without a costly gradient
+        entropy = pi.entropy().mean()
     loss = policy_loss + 0.5 * value_loss - config.entropy_coef * entropy
     return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
@@ -330,8 +330,7 @@ def train(config, envs=None):
             for t in range(T):
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
-                if not np.isfinite(reward).all():
-                    raise FloatingPointError("the environment's reward is not finite")
+                check_finite("reward", reward)
                 buffer.action[t] = action
                 buffer.reward[t] = config.reward_scale * reward  # small: V is learned faster
                 buffer.terminated[t] = terminated
@@ -342,6 +341,7 @@ def train(config, envs=None):
                 env_step += N * PROCESSES  # each process has N environments of its own
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
+            check_finite("observation", obs)
 
             # Estimate: once per rollout, so that the targets stand still while the networks learn.
             rollout = buffer.tensors(config.device)
@@ -427,7 +427,7 @@ def check(config):
     """Raises SettingError for the first setting that cannot work."""
     limits = {
         "num_envs": (1, np.inf), "num_steps": (2, np.inf), "epochs": (1, np.inf),
-        "hidden_size": (1, np.inf), "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
+        "hidden_size": (1, 10_000), "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
         "gamma": (0, 1), "gae_lambda": (0, 1), "target_kl": (0, 1000), "entropy_coef": (0, 1000),
         "obs_std": (0.01, 10), "reward_scale": (1e-6, 1e6), "seed": (0, 2**64 - 1),
     }
@@ -505,6 +505,12 @@ def prepare(envs):
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
+def check_finite(name, numbers):
+    """Raises FloatingPointError unless all numbers of the environment are finite."""
+    if not np.isfinite(numbers).all():
+        raise FloatingPointError(f"the environment's {name} is not finite")
+
+
 def derive_seed(*numbers):
     """A seed made of several numbers. Different numbers give independent random streams."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
@@ -523,14 +529,16 @@ def unfinished(path):
     return f"{path}.{os.getpid()}.unfinished"
 
 
+ONCE = ("save", "load", "device", "eval_episodes", "render")  # these settings are not kept
+
+
 def save(config, agent, optimizer, envs, beta, env_step, history):
     """Writes a checkpoint beside config.save and renames it, so that it is never half a file."""
     if not config.save or RANK > 0:
         return
-    once = ("save", "load", "device", "eval_episodes", "render")  # not settings of the learning
     checkpoint = {
         "config": {spec.name: spec.type(getattr(config, spec.name)) for spec in fields(config)
-                   if spec.name not in once},
+                   if spec.name not in ONCE},
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "reward_stats": {},
@@ -565,7 +573,9 @@ def read_checkpoint(path):
 def resume(path, **given):
     """The settings of a checkpoint, except those given anew: train(resume("a.pt", seed=1))."""
     try:
-        return Config(**read_checkpoint(path)["config"] | given | {"load": path})
+        settings = read_checkpoint(path)["config"]
+        kept = {name: value for name, value in settings.items() if name not in ONCE}
+        return Config(**kept | given | {"load": path})
     except TypeError as error:
         raise SettingError(f"--load {path}: {error}") from None
 
@@ -658,8 +668,8 @@ def main():
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
         if config.save and RANK == 0:
-            saved = os.path.exists(config.save) and read_checkpoint(config.save)["env_step"]
-            if saved < config.total_steps:
+            exists = os.path.exists(config.save)
+            if not exists or read_checkpoint(config.save)["env_step"] < config.total_steps:
                 sys.exit(1)  # the last checkpoint was not written, as has been said
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))

@@ -69,8 +69,6 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
-        if not obs.isfinite().all():
-            raise FloatingPointError("the environment's observation is not finite")
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
@@ -110,6 +108,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
+        check_finite("observation", obs)
         obs = torch.as_tensor(obs, dtype=torch.float32)
         pi = self.pi(obs)
         action = pi.mode if greedy else pi.sample()
@@ -161,8 +160,7 @@ def train(config, envs=None):
             while playing.any() and len(obs_rows) < 10_000:  # in case an episode never ends
                 action = agent.act(obs)
                 next_obs, reward, terminated, truncated, info = envs.step(action)
-                if not np.isfinite(reward).all():
-                    raise FloatingPointError("the environment's reward is not finite")
+                check_finite("reward", reward)
                 obs_rows.append(obs.copy())  # some environments use their array again
                 action_rows.append(action)
                 reward_rows.append(reward * playing)
@@ -229,7 +227,7 @@ class SettingError(ValueError):
 
 def check(config):
     """Raises SettingError for the first setting that cannot work."""
-    limits = {"num_envs": (1, np.inf), "hidden_size": (1, np.inf), "learning_rate": (0, 1),
+    limits = {"num_envs": (1, np.inf), "hidden_size": (1, 10_000), "learning_rate": (0, 1),
               "gamma": (0, 1), "seed": (0, 2**64 - 1)}
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
@@ -271,6 +269,12 @@ def prepare(envs):
     if obs_space != gym.spaces.flatten_space(obs_space):
         envs = gym.wrappers.vector.FlattenObservation(envs)
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+
+
+def check_finite(name, numbers):
+    """Raises FloatingPointError unless all numbers of the environment are finite."""
+    if not np.isfinite(numbers).all():
+        raise FloatingPointError(f"the environment's {name} is not finite")
 
 
 def derive_seed(*numbers):

@@ -241,9 +241,9 @@ for what, zeros in ADAM.items():
     replace(D, "checkpoints", f"Adam's {what} not saved", f"self.{what} = nn.Buffer({zeros})", f"self.{what} = {zeros}")
 each([D, A], "interface", "a gradient that is not finite goes through", "if not norm.isfinite():", "if False:")
 replace(R, "interface", "a loss that is not finite goes through", "if not loss.isfinite():", "if False:")
-each([D, C, R, A], "interface", "observations that are not finite go through", "if not obs.isfinite().all():",
-        "if False:")
-each([D, R, A], "interface", "rewards that are not finite go through", "if not np.isfinite(reward).all():", "if False:")
+each([D, C, R, A], "interface", "observations that are not finite go through", '        check_finite("observation", obs)\n        obs = torch',
+     "        obs = torch")
+each([D, R, A], "interface", "rewards that are not finite go through", 'check_finite("reward", reward)', "pass")
 
 # ---- ppo_discrete.py: several processes and threads ----
 AVERAGE = "average(*[p.grad for p in params])"
@@ -332,7 +332,7 @@ replace(D, "checkpoints", "saved only at the end", REPORT,
 mutant(D, "printed before it is saved", "checkpoints", (REPORT, ""), (LAST, f"{LAST}\n{REPORT.rstrip()}"))
 replace(D, "checkpoints", "not saved at first", f"    {SAVE}    print(describe", "    print(describe")
 replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}    finally:", "    finally:")
-replace(D, "checkpoints", "a failed save looks like a success", "if saved < config.total_steps:", "if saved < 0:")
+replace(D, "checkpoints", "a failed save looks like a success", '["env_step"] < config.total_steps:', '["env_step"] < 0:')
 replace(D, "checkpoints", "a failed save ends the run", "except (OSError, RuntimeError) as error:",
         "except KeyError as error:")
 EXISTS = "if os.path.exists(config.save) and not resumed:"
@@ -345,10 +345,10 @@ replace(D, "checkpoints", "where it cannot write is found out too late", """open
 replace(D, "checkpoints", "code in a checkpoint is run", "weights_only=True", "weights_only=False")
 replace(D, "checkpoints", "a damaged file costs a traceback", "except Exception as error:  # a foreign",
         "except OSError as error:  # a foreign")
-replace(D, "checkpoints", "settings of the checkpoint win", 'read_checkpoint(path)["config"] | given |',
-        'given | read_checkpoint(path)["config"] |')
+replace(D, "checkpoints", "settings of the checkpoint win", 'Config(**kept | given |', 'Config(**given | kept |')
 replace(D, "checkpoints", "resume brings settings and no weights", ' | given | {"load": path})', " | given)")
-replace(D, "checkpoints", "a resumed run writes where the first one did", 'once = ("save", "load",', 'once = ("load",')
+replace(D, "checkpoints", "a resumed run writes where the first one did", 'ONCE = ("save", "load",', 'ONCE = ("load",')
+replace(D, "checkpoints", "a checkpoint says where to save", "if name not in ONCE}\n        return", "}\n        return")
 replace(D, "checkpoints", "a resumed run takes the settings for other tasks", 'resume(given["load"], **given)',
         'resume(given["load"], **ELSEWHERE | given)')
 replace(D, "checkpoints", "a setting that is none costs a traceback", "    except TypeError as error:\n        raise SettingError(f\"--load",

@@ -927,3 +927,13 @@ def test_render_plays_an_episode_in_a_window(name, monkeypatch, capsys):
 def test_what_cannot_be_shown_is_known_before_training(name, monkeypatch, capsys):
     status, out, err = run_main(load(name), monkeypatch, capsys, "--env-id", marked(name), "--render")
     assert status == 2 and out == "" and err.count("\n") == 1 and marked(name) in err
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_a_checkpoint_cannot_say_where_to_save(name, checkpoints, tmp_path, monkeypatch, capsys):
+    good = read(checkpoints[name])
+    good["config"]["save"] = str(tmp_path / "somewhere.pt")
+    torch.save(good, tmp_path / "given.pt")
+    arguments = flags(load=tmp_path / "given.pt", total_steps=0, eval_episodes=0)
+    status, _, err = run_main(load(name), monkeypatch, capsys, *arguments)
+    assert status is None and err == "" and os.listdir(tmp_path) == ["given.pt"]

@@ -186,34 +186,6 @@ class Recount(gym.vector.VectorWrapper):
         return obs, reward, terminated, truncated, info
 
 
-class StopWhenSolved(gym.vector.VectorWrapper):
-    """Ends the training, as Ctrl-C would, once the average score of the last 20 episodes reaches a threshold."""
-
-    def __init__(self, env, threshold):
-        super().__init__(env)
-        self.threshold, self.scores, self.solved = threshold, [], False
-
-    def reset(self, *, seed=None, options=None):
-        self.totals, self.playing = [0.0] * self.num_envs, [True] * self.num_envs
-        self.once = seed is None  # REINFORCE resets before each update, and counts one episode of each environment
-        return super().reset(seed=seed, options=options)
-
-    def step(self, actions):
-        if self.solved:  # raised only now, so that the script has counted the last episode
-            raise KeyboardInterrupt
-        obs, reward, terminated, truncated, info = super().step(actions)
-        for i in range(self.num_envs):
-            if not self.playing[i]:  # this step only reset the environment
-                self.totals[i], self.playing[i] = 0.0, not self.once
-                continue
-            self.totals[i] += float(reward[i])
-            if terminated[i] or truncated[i]:
-                self.playing[i] = False
-                self.scores.append(self.totals[i])
-                self.solved |= len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold
-        return obs, reward, terminated, truncated, info
-
-
 @pytest.fixture
 def recount(monkeypatch):
     """recount(module) makes the module's environments counted; returns the list they are added to."""

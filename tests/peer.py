@@ -29,20 +29,30 @@ def solved_at(history, threshold):
 
 
 class StopWhenSolved(gym.vector.VectorWrapper):
-    """Vector environments that end a script's training, as Ctrl-C does, in the step after it has solved its task."""
+    """Ends the training, as Ctrl-C would, once the average score of the last 20 episodes reaches a threshold."""
 
-    def __init__(self, envs, threshold):
-        super().__init__(envs)
-        self.threshold, self.totals, self.over = threshold, np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
-        self.scores = []
+    def __init__(self, env, threshold):
+        super().__init__(env)
+        self.threshold, self.scores, self.solved = threshold, [], False
+
+    def reset(self, *, seed=None, options=None):
+        self.totals, self.playing = [0.0] * self.num_envs, [True] * self.num_envs
+        self.once = seed is None  # REINFORCE resets before each update, and counts one episode of each environment
+        return super().reset(seed=seed, options=options)
 
     def step(self, actions):
-        if len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold:
+        if self.solved:  # raised only now, so that the script has counted the last episode
             raise KeyboardInterrupt
         obs, reward, terminated, truncated, info = super().step(actions)
-        self.totals = np.where(self.over, 0, self.totals + reward)  # a step that only resets has no reward
-        self.over = terminated | truncated
-        self.scores += list(self.totals[self.over])
+        for i in range(self.num_envs):
+            if not self.playing[i]:  # this step only reset the environment
+                self.totals[i], self.playing[i] = 0.0, not self.once
+                continue
+            self.totals[i] += float(reward[i])
+            if terminated[i] or truncated[i]:
+                self.playing[i] = False
+                self.scores.append(self.totals[i])
+                self.solved |= len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold
         return obs, reward, terminated, truncated, info
 
 

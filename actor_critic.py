@@ -75,8 +75,10 @@ class ObsScale(nn.Module):
     def __init__(self, obs_dim, std):
         super().__init__()
         self.std = std
-        # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))
+        # Of all observations so far. Buffers are tensors that are saved with the weights.
+        self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
+        self.total = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        self.total_square = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         # Until the first update, observations stay as they are.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.unit = nn.Buffer(torch.ones(obs_dim))
@@ -86,13 +88,14 @@ class ObsScale(nn.Module):
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
-        """Adds B observations (B, obs_dim) to the running sums, and updates the scale."""
-        first = not self.sums.any()
+        """Takes B more observations (B, obs_dim) into account."""
+        first = self.count == 0
         obs = obs.double()
-        self.sums += torch.stack([torch.ones_like(obs), obs, obs**2]).sum(1)  # (3, obs_dim)
-        count, total, total_square = self.sums
-        mean = total / count
-        variance = (total_square / count - mean**2).clamp(min=1e-8)
+        self.count += len(obs)
+        self.total += obs.sum(0)
+        self.total_square += obs.square().sum(0)
+        mean = self.total / self.count
+        variance = (self.total_square / self.count - mean**2).clamp(min=1e-8)
         self.unit.copy_(variance.sqrt() / self.std)
         if first:
             # Centre the features that are so far from 0 that clamp() would cut them off, but only

@@ -45,6 +45,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributions import Categorical
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
 # torchrun starts several processes and numbers them; otherwise this is number 0 of 1.
 RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -100,8 +101,10 @@ class ObsScale(nn.Module):
     def __init__(self, obs_dim, std):
         super().__init__()
         self.std = std
-        # Buffers are saved with the weights. Of all observations: count, sum and sum of squares.
-        self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))
+        # Of all observations so far. Buffers are tensors that are saved with the weights.
+        self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
+        self.total = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        self.total_square = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         # Until the first update, observations stay as they are.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.unit = nn.Buffer(torch.ones(obs_dim))
@@ -111,15 +114,15 @@ class ObsScale(nn.Module):
         return ((obs - self.shift) / self.unit).clamp(-10, 10)
 
     def update(self, obs):
-        """Adds B observations (B, obs_dim) to the running sums, and updates the scale."""
-        first = not self.sums.any()
+        """Takes B more observations (B, obs_dim) into account."""
+        first = self.count == 0
         obs = obs.double()
-        sums = torch.stack([torch.ones_like(obs), obs, obs**2]).sum(1)  # (3, obs_dim)
-        average(sums)
-        self.sums += sums
-        count, total, total_square = self.sums
-        mean = total / count
-        variance = (total_square / count - mean**2).clamp(min=1e-8)
+        self.count += len(obs)
+        self.total += obs.sum(0)
+        self.total_square += obs.square().sum(0)
+        average(self.count, self.total, self.total_square)
+        mean = self.total / self.count
+        variance = (self.total_square / self.count - mean**2).clamp(min=1e-8)
         self.unit.copy_(variance.sqrt() / self.std)
         if first:
             # Centre the features that are so far from 0 that clamp() would cut them off, but only
@@ -230,55 +233,47 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
     return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
-class Adam(nn.Module):
+class Adam:
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
-    All parameters are views into one vector, and all gradients into another, so that a few
-    operations update them all. Constructing torch.optim.Adam would also take two seconds. Freeze
-    parameters (requires_grad = False) before you construct it.
+    A few operations on one long vector update all parameters, and torch.optim.Adam would take two
+    seconds to construct. Freeze parameters (requires_grad = False) before you construct it.
     """
     def __init__(self, parameters, lr, eps):
-        super().__init__()  # a module, so that state_dict() holds its buffers
-        self.views = [p for p in parameters if p.requires_grad]
-        self.weight = torch.cat([p.detach().flatten() for p in self.views])
-        self.weight.grad = torch.zeros_like(self.weight)
-        start = 0
-        for p in self.views:
-            end = start + p.numel()
-            p.data = self.weight[start:end].view_as(p)
-            p.grad = self.weight.grad[start:end].view_as(p)  # backward() adds to it in place
-            p.register_post_accumulate_grad_hook(self.note_gradient)
-            start = end
-        self.addresses = self.find_addresses()
-        self.has_gradient = False
-        self.param_groups = [{"params": [self.weight], "lr": lr}]  # as torch's optimizers have
+        self.params = [p for p in parameters if p.requires_grad]
+        self.param_groups = [{"params": self.params, "lr": lr}]  # as torch's optimizers have
         self.eps = eps
-        self.mean = nn.Buffer(torch.zeros_like(self.weight))
-        self.square = nn.Buffer(torch.zeros_like(self.weight))
-        self.steps = nn.Buffer(torch.zeros((), dtype=torch.int64))
-
-    def note_gradient(self, parameter):
-        self.has_gradient = True
-
-    def find_addresses(self):
-        return [(p.data_ptr(), p.grad.data_ptr()) for p in self.views]
+        self.mean = torch.zeros_like(parameters_to_vector(self.params))  # of the gradients
+        self.square = torch.zeros_like(self.mean)  # the mean of their squares
+        self.steps = 0
 
     def zero_grad(self):
-        self.weight.grad.zero_()
-        self.has_gradient = False
+        for p in self.params:
+            p.grad = None
 
+    @torch.no_grad()
     def step(self):
-        if not self.has_gradient or self.find_addresses() != self.addresses:
-            raise RuntimeError("no gradient has reached the optimizer's parameters: create it "
-                               "anew after the agent was copied, moved or converted")
-        grad, lr = self.weight.grad, self.param_groups[0]["lr"]
+        if all(p.grad is None for p in self.params):
+            raise RuntimeError("no gradient has reached the optimizer's parameters: construct it "
+                               "anew if the agent is a copy of the one it was constructed for")
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        grad, weight = parameters_to_vector(grads), parameters_to_vector(self.params)
         self.steps += 1
-        t = self.steps.item()
         self.mean = 0.9 * self.mean + 0.1 * grad
         self.square = 0.999 * self.square + 0.001 * grad**2
-        mean = self.mean / (1 - 0.9**t)  # makes up for the start at 0
-        square = self.square / (1 - 0.999**t)
-        self.weight -= lr * mean / (square.sqrt() + self.eps)
+        mean = self.mean / (1 - 0.9**self.steps)  # makes up for the start at 0
+        square = self.square / (1 - 0.999**self.steps)
+        weight -= self.param_groups[0]["lr"] * mean / (square.sqrt() + self.eps)
+        vector_to_parameters(weight, self.params)
+
+    def state_dict(self):
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.mean.copy_(state["mean"])
+        self.square.copy_(state["square"])
+        assert isinstance(state["steps"], int) and state["steps"] >= 0, "steps is damaged"
+        self.steps = state["steps"]
 
 
 def train(config, envs=None):
@@ -368,8 +363,8 @@ def train(config, envs=None):
                         b_old_log_prob[mb], mb_advantage, b_return[mb], beta, config)
                     optimizer.zero_grad()
                     loss.backward()
-                    average(*[p.grad for p in params])
-                    norm = nn.utils.clip_grad_norm_(params, config.max_grad_norm)
+                    average(*[p.grad for p in params if p.grad is not None])
+                    norm = clip_grad_norm_(params, config.max_grad_norm)
                     if not norm.isfinite():
                         raise FloatingPointError("the gradient is not finite; a smaller "
                                                  "--learning-rate may help")
@@ -517,11 +512,11 @@ def derive_seed(*numbers):
 
 
 def average(*tensors):
-    """Averages each tensor over the processes of torchrun, in place."""
+    """Averages tensors of one dtype over the processes of torchrun, in place."""
     if PROCESSES > 1:
-        for tensor in tensors:
-            torch.distributed.all_reduce(tensor)
-            tensor /= PROCESSES
+        vector = parameters_to_vector(tensors)  # one message instead of many
+        torch.distributed.all_reduce(vector)
+        vector_to_parameters(vector / PROCESSES, tensors)
 
 
 def unfinished(path):
@@ -592,7 +587,8 @@ def restore(config, agent, optimizer, envs):
         loaded = checkpoint["agent"] | checkpoint["optimizer"]
         for name, x in (agent.state_dict() | optimizer.state_dict()).items():
             if isinstance(x, torch.Tensor):
-                assert loaded[name].dtype == x.dtype and x.isfinite().all(), f"{name} is damaged"
+                fits = loaded[name].dtype == x.dtype and loaded[name].shape == x.shape
+                assert fits and x.isfinite().all(), f"{name} is damaged"
         beta, env_step = checkpoint["beta"], checkpoint["env_step"]
         stats = [float(value) for value in checkpoint["reward_stats"].values()]
         assert 1 <= beta <= 1e4 and np.isfinite(stats).all(), "some numbers are out of range"

@@ -90,15 +90,18 @@ each(PPO, "update", "scale never updated", LEARN.strip(), "pass")
 replace(D, "update", "scale updated twice", LEARN, f"{LEARN}\n{LEARN}")
 each(PPO, "update", "scale updated with reset steps", LEARN.strip(),
         "agent.scale.update(rollout.obs[:-1].flatten(0, 1))")
-each(PPO, "update", "scale forgets the last rollouts", "self.sums += sums", "self.sums.copy_(sums)")
-SUMS = "self.sums = nn.Buffer(torch.zeros(3, obs_dim, dtype=torch.float64))"
+for sum_, of in {"count": "len(obs)", "total": "obs.sum(0)", "total_square": "obs.square().sum(0)"}.items():
+    each(SCRIPTS, "update", f"the scale's {sum_} forgets the last rollouts", f"self.{sum_} += {of}", f"self.{sum_}[:] = {of}")
+COUNT = "self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))"
+TOTAL = "self.total = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))"
+SQUARE = TOTAL.replace("total", "total_square")
 SHIFT, UNIT = "self.shift = nn.Buffer(torch.zeros(obs_dim))", "self.unit = nn.Buffer(torch.ones(obs_dim))"
-for what, buffer in {"sums": SUMS, "shift": SHIFT, "unit": UNIT}.items():
+for what, buffer in {"count": COUNT, "total": TOTAL, "squares": SQUARE, "shift": SHIFT, "unit": UNIT}.items():
     replace(D, "checkpoints", f"the scale's {what} not saved", buffer, buffer.replace("nn.Buffer(", "(", 1))
-replace(D, "training", "sums of the scale in single precision", SUMS, SUMS.replace("float64", "float32"))
+replace(D, "training", "sums of the scale in single precision", SQUARE, SQUARE.replace("float64", "float32"))
 replace(D, "update", "divided by the variance", "variance.sqrt() / self.std", "variance / self.std")
-replace(D, "update", "divided by the root of the mean square", "(total_square / count - mean**2)",
-        "(total_square / count)")
+replace(D, "update", "divided by the root of the mean square", "(self.total_square / self.count - mean**2)",
+        "(self.total_square / self.count)")
 replace(D, "update", "--obs-std ignored", "variance.sqrt() / self.std", "variance.sqrt() / 2")
 replace(D, "update", "std of the scale ignored", "variance.sqrt() / self.std", "variance.sqrt()")
 each(PPO, "update", "observations not clipped", ".clamp(-10, 10)", "")
@@ -108,7 +111,7 @@ CENTRE = "self.shift.copy_(torch.where(far, mean, 0.0))"
 each([D, R, A], "training", "far features not centred", CENTRE, "pass")
 replace(D, "training", "all features centred", CENTRE, "self.shift.copy_(mean)")
 each([D, R, A], "training", "centred at every update", "if first:", "if True:")
-replace(D, "training", "centred later, not at first", "first = not self.sums.any()", "first = self.sums.any()")
+replace(D, "training", "centred later, not at first", "first = self.count == 0", "first = self.count > 0")
 replace(D, "training", "features are far at 1", "self.std > 10", "self.std > 1")
 replace(D, "training", "features are far at 1000", "self.std > 10", "self.std > 1000")
 replace(D, "training", "features are far if their mean is", "self.std > 10", "0 * self.std > 10")
@@ -212,33 +215,33 @@ replace(D, "update", "short gradients made longer", CLIP, "clip_grad_norm_(param
 ZERO, STEP = "optimizer.zero_grad()", "optimizer.step()"
 each([D, R, A], "update", "zero_grad forgotten", ZERO, "pass")
 each([D, R, A], "update", "optimizer's step forgotten", STEP, "pass")
-replace(D, "training", "zero_grad does nothing", "self.weight.grad.zero_()", "pass")
+replace(D, "training", "zero_grad does nothing", "p.grad = None", "pass")
 replace(D, "training", "another beta1 of Adam", "0.9 * self.mean + 0.1 * grad", "0.99 * self.mean + 0.01 * grad")
 replace(D, "training", "Adam has no momentum", "0.9 * self.mean + 0.1 * grad", "grad")
 replace(D, "training", "another beta2 of Adam", "0.999 * self.square + 0.001 *", "0.99 * self.square + 0.01 *")
 replace(D, "training", "Adam averages the gradient's length, not its square", "0.001 * grad**2", "0.001 * grad.abs()")
-replace(D, "training", "no bias correction of the mean", "self.mean / (1 - 0.9**t)", "self.mean")
-replace(D, "training", "no bias correction of the square", "self.square / (1 - 0.999**t)", "self.square")
-replace(D, "training", "bias correction with the other beta", "(1 - 0.9**t)", "(1 - 0.999**t)")
-replace(D, "training", "Adam's steps not counted", "t = self.steps.item()", "t = 1")
+replace(D, "training", "no bias correction of the mean", "self.mean / (1 - 0.9**self.steps)", "self.mean")
+replace(D, "training", "no bias correction of the square", "self.square / (1 - 0.999**self.steps)", "self.square")
+replace(D, "training", "bias correction with the other beta", "(1 - 0.9**self.steps)", "(1 - 0.999**self.steps)")
+replace(D, "training", "Adam's steps not counted", "self.steps += 1", "self.steps = 1")
 replace(D, "training", "ε under the root", "(square.sqrt() + self.eps)", "(square + self.eps).sqrt()")
 replace(D, "training", "no root", "(square.sqrt() + self.eps)", "(square + self.eps)")
 replace(D, "training", "Adam's ε ignored", "self.eps = eps", "self.eps = 1e-8")
 each(SCRIPTS, "update", "another ε of Adam", "eps=1e-5)", "eps=1e-8)")
-replace(D, "training", "Adam goes uphill", "self.weight -= lr", "self.weight += lr")
+replace(D, "training", "Adam goes uphill", "weight -= self", "weight += self")
 mutant(D, "Adam's learning rate stays", "training", ("self.eps = eps", "self.eps, self.lr = eps, lr"),
        ('self.param_groups[0]["lr"]', "self.lr"))
-CHECK = "if not self.has_gradient or self.find_addresses() != self.addresses:"
-replace(D, "training", "parameters that were moved are not noticed", CHECK, "if False:")
-replace(D, "training", "addresses of parameters not compared", CHECK, "if not self.has_gradient:")
-replace(D, "training", "a gradient that never came is not noticed", CHECK, CHECK.replace("not self.has_gradient or ", ""))
+replace(D, "training", "a gradient that never came is not noticed", "if all(p.grad is None for p in self.params):", "if False:")
+replace(D, "training", "every parameter must have a gradient", "if all(p.grad is None", "if any(p.grad is None")
 replace(D, "training", "frozen parameters in Adam", "[p for p in parameters if p.requires_grad]", "list(parameters)")
-replace(D, "training", "parameters are no views", "p.data = self.weight[start:end].view_as(p)", "pass")
-replace(D, "training", "gradients are no views", "p.grad = self.weight.grad[start:end].view_as(p)", "pass")
-ADAM = {"mean": "torch.zeros_like(self.weight)", "square": "torch.zeros_like(self.weight)",
-        "steps": "torch.zeros((), dtype=torch.int64)"}
-for what, zeros in ADAM.items():
-    replace(D, "checkpoints", f"Adam's {what} not saved", f"self.{what} = nn.Buffer({zeros})", f"self.{what} = {zeros}")
+replace(D, "training", "new weights do not reach the parameters", "vector_to_parameters(weight, self.params)", "pass")
+for part in ("mean", "square"):
+    replace(D, "checkpoints", f"Adam's {part} not resumed", f'self.{part}.copy_(state["{part}"])', "pass")
+    replace(D, "checkpoints", f"Adam's {part} not saved", f'"{part}": self.{part},', f'"{part}": 0 * self.{part},')
+replace(D, "checkpoints", "Adam's steps not resumed", 'self.steps = state["steps"]', "pass")
+replace(D, "checkpoints", "Adam's steps not saved", '"steps": self.steps}', '"steps": 1}')
+replace(D, "checkpoints", "Adam's steps not checked", 'assert isinstance(state["steps"], int) and state["steps"] >= 0, "steps is damaged"', "pass")
+replace(D, "checkpoints", "shapes of tensors not compared", " and loaded[name].shape == x.shape", "")
 each([D, A], "interface", "a gradient that is not finite goes through", "if not norm.isfinite():", "if False:")
 replace(R, "interface", "a loss that is not finite goes through", "if not loss.isfinite():", "if False:")
 each([D, C, R, A], "interface", "observations that are not finite go through", '        check_finite("observation", obs)\n        obs = torch',
@@ -246,13 +249,13 @@ each([D, C, R, A], "interface", "observations that are not finite go through", '
 each([D, R, A], "interface", "rewards that are not finite go through", 'check_finite("reward", reward)', "pass")
 
 # ---- ppo_discrete.py: several processes and threads ----
-AVERAGE = "average(*[p.grad for p in params])"
+AVERAGE = "average(*[p.grad for p in params if p.grad is not None])"
 replace(D, "training", "each process follows its own gradient", AVERAGE, "pass")
 mutant(D, "gradients averaged after the clip", "training", (f"                    {AVERAGE}\n", ""),
        (CLIP, f"{CLIP}\n                    {AVERAGE}"))
-replace(D, "training", "each process has its own scale", "average(sums)", "pass")
+replace(D, "training", "each process has its own scale", "average(self.count, self.total, self.total_square)", "pass")
 replace(D, "training", "each process has its own β", "average(kl)", "pass")
-replace(D, "checkpoints", "summed over processes, not averaged", "tensor /= PROCESSES", "pass")
+replace(D, "checkpoints", "summed over processes, not averaged", "vector / PROCESSES", "vector")
 replace(D, "checkpoints", "every process prints", "sys.stdout if RANK == 0 else", "sys.stdout if True else")
 replace(D, "checkpoints", "every process saves", "if not config.save or RANK > 0:", "if not config.save:")
 replace(D, "training", "threads not restored", "torch.set_num_threads(num_threads)", "pass")
@@ -316,7 +319,7 @@ replace(D, "checkpoints", "history not loaded", HISTORY, "[]")
 replace(D, "checkpoints", "weights not loaded", 'agent.load_state_dict(checkpoint["agent"])', "pass")
 each(PPO, "checkpoints", "optimizer not loaded", 'optimizer.load_state_dict(checkpoint["optimizer"])', "pass")
 replace(D, "checkpoints", "weights that are not finite are loaded", " and x.isfinite().all(), f", ", f")
-replace(D, "checkpoints", "tensors of another kind are loaded", "assert loaded[name].dtype == x.dtype and ", "assert ")
+replace(D, "checkpoints", "tensors of another kind are loaded", "loaded[name].dtype == x.dtype and ", "")
 replace(D, "checkpoints", "a β out of range is loaded", "assert 1 <= beta <= 1e4 and ", "assert ")
 replace(D, "checkpoints", "a negative count of steps is loaded", " and env_step >= 0", "")
 mutant(D, "checkpoint written in place", "checkpoints",
@@ -459,7 +462,6 @@ replace(R, "update", "sum instead of mean over the steps", "-(log_prob * b_weigh
         "-(log_prob * b_weight).sum()")
 RATE = 'optimizer.param_groups[0]["lr"] = config.learning_rate * remaining'
 each([R, A], "update", "learning rate stays", RATE, "pass")
-each([R, A], "update", "scale forgets what it has seen", "self.sums += torch", "self.sums[:] = torch")
 each([R, A], "update", "observations scaled to another spread", "std=2.0)", "std=1.0)")
 each([R, A], "update", "observations not clipped", ".clamp(-10, 10)", "")
 each([R, A], "training", "the variance may be 0", ".clamp(min=1e-8)", "")

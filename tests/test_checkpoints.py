@@ -80,7 +80,7 @@ def same(one, other):
 
 
 def copied(state):
-    return {name: tensor.clone() for name, tensor in state.items()}
+    return {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in state.items()}
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def test_a_checkpoint_brings_everything_back_to_the_last_bit(name, tmp_path, wat
     last, kept = seen[-1], read(path)
     assert set(kept) == {"config", *last} and same({key: kept[key] for key in last}, last)
     assert same(kept["agent"], agent.state_dict()) and kept["history"] == history and kept["env_step"] >= 400
-    assert {"scale.sums", "scale.shift", "scale.unit", "policy.0.weight", "critic.0.bias"} <= kept["agent"].keys()
-    assert kept["agent"]["scale.sums"][0, 0] > 300 and (kept["agent"]["scale.unit"] != 1).all()
+    assert {"scale.count", "scale.total", "scale.total_square", "scale.shift", "scale.unit", "policy.0.weight", "critic.0.bias"} <= kept["agent"].keys()
+    assert kept["agent"]["scale.count"] > 300 and (kept["agent"]["scale.unit"] != 1).all()
     assert kept["optimizer"].keys() == {"mean", "square", "steps"} and kept["optimizer"]["square"].any()
     assert kept["optimizer"]["mean"].any() and kept["optimizer"]["steps"] == 2 * 40  # epochs and rollouts
     assert kept["reward_stats"]["count"] > 300 and kept["beta"] > 1
@@ -162,7 +162,7 @@ def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoint
     assert steps[0][0] == pytest.approx(config.learning_rate * (1 - before["env_step"] / 800))
     assert same(steps[0][1], before["optimizer"])
     assert seen[-1]["reward_stats"]["count"] > before["reward_stats"]["count"] + 300  # they go on, too
-    assert seen[-1]["agent"]["scale.sums"][0, 0] > before["agent"]["scale.sums"][0, 0] + 300
+    assert seen[-1]["agent"]["scale.count"] > before["agent"]["scale.count"] + 300
     _, again = module.train(config)
     assert again == history  # to the last bit
 
@@ -200,8 +200,7 @@ def greedy_scores(state, task, episodes, seed):
 def test_a_reloaded_agents_greedy_score_is_a_recount(name, tmp_path, monkeypatch, capsys):
     module, path = load(name), str(tmp_path / "kept.pt")
     task, episodes = module.Config.env_id, 4
-    sizes = {"num_envs": 5, "num_steps": 200, "num_minibatches": 8} if name == "ppo_continuous" else {}
-    module.train(module.Config(total_steps=3_000, save=path, **sizes))
+    module.train(module.Config(total_steps=3_000, save=path, seed=2))
     state = read(path)["agent"]
     seed = int(np.random.SeedSequence([7, 2**32 - 1]).generate_state(1)[0])
     expected = greedy_scores(state, task, episodes, seed)
@@ -738,12 +737,13 @@ def foreign(folder, whole):
 def wrong_structures(folder, good):
     """Files in the right format with the wrong things in them."""
     agent, optimizer = good["agent"], good["optimizer"]
-    longer = {key: torch.zeros(999) if value.dim() else value for key, value in optimizer.items()}
+    longer = optimizer | {"mean": torch.zeros(999), "square": torch.zeros(999)}
+    shorter = optimizer | {"mean": optimizer["mean"][:1], "square": optimizer["square"][:1]}
     yield from ({"config": Malicious(folder / "executed")}, torch.zeros(3), [1, 2], {}, {"config": 7})
     yield from ({key: value for key, value in good.items() if key != gone} for gone in good)
-    yield from (good | {"optimizer": longer}, good | {"agent": {}}, good | {"optimizer": {}}, good | {"agent": 3.0})
+    yield from (good | {"optimizer": longer}, good | {"optimizer": shorter}, good | {"agent": {}}, good | {"optimizer": {}}, good | {"agent": 3.0})
     yield good | {"agent": {key: value for key, value in agent.items() if key != "scale.unit"}}
-    yield changed(good, "agent", "scale.sums", torch.zeros(3, 9))
+    yield changed(good, "agent", "scale.total", torch.zeros(9))
     yield changed(good, "agent", "another", torch.zeros(3))
     for key, value in (("gamma", 9.0), ("gamma", "0.9"), ("env_id", 3), ("temperature", 1.0), ("hidden_size", 9),
                        ("num_envs", None), ("env_id", "Nonsense-v0"), (3, 4)):
@@ -755,13 +755,13 @@ def wrong_tensors(good):
     for part in ("agent", "optimizer"):
         for key, tensor in good[part].items():
             yield changed(good, part, key, [1.0])
-            if tensor.is_floating_point():
+            if isinstance(tensor, torch.Tensor):
                 for number in (float("nan"), float("inf")):
                     yield changed(good, part, key, with_number(tensor, number))
 
 
 def wrong_dtypes(good):
-    for key in ("scale.sums", "scale.unit", "policy.0.weight", "critic.0.bias", "mean", "square", "steps"):
+    for key in ("scale.count", "scale.total", "scale.unit", "policy.0.weight", "critic.0.bias", "mean", "square"):
         part = "agent" if "." in key else "optimizer"
         for dtype in (torch.complex64, torch.bool, torch.int32):
             yield changed(good, part, key, good[part][key].to(dtype))
@@ -776,6 +776,8 @@ def wrong_kinds(good):
     }
     for key, values in kinds.items():
         yield from (good | {key: value} for value in values)
+    for value in ("x", None, [5], nan, -5, 1.5, torch.tensor(5)):
+        yield changed(good, "optimizer", "steps", value)
 
 
 DAMAGES = [wrong_structures, wrong_tensors, wrong_dtypes, wrong_kinds]
@@ -838,7 +840,7 @@ def worker(name, rank, port, folder, settings):
         gym.make_vec = lambda *args, **how: made.append(Recount(make_vec(*args, **how))) or made[-1]
         agent, history = module.train(module.Config(save=f"{folder}/kept.pt", **settings))
         (envs,) = made
-        # The sums of each observation that was answered by an action, and not by a reset.
+        # The sums over all observations that were answered by an action, and not by a reset.
         obs, sums = np.array(envs.starts[: settings["num_envs"]]), 0.0
         for next_obs, _, _, _, over in envs.rows:
             valid = obs[~np.array(over)].astype(np.float64)
@@ -872,7 +874,8 @@ def test_processes_share_weights_and_scale_but_no_episodes(name, sizes, tmp_path
     assert one["rows"] == two["rows"] == total // 2 // sizes[0]
     mean_sums = (one["sums"] + two["sums"]) / 2
     assert 0.45 * total < mean_sums[0, 0] <= 0.5 * total
-    assert np.allclose(one["agent"]["scale.sums"].numpy(), mean_sums, rtol=1e-6)
+    for k, key in enumerate(("scale.count", "scale.total", "scale.total_square")):
+        assert np.allclose(one["agent"][key].numpy(), mean_sums[k], rtol=1e-6)
     kept = read(tmp_path / "kept.pt")
     assert same(kept["agent"], one["agent"]) and kept["history"] == one["history"] and kept["env_step"] == total
     # One process alone would have learned something else.

@@ -3,28 +3,29 @@
 # ///
 """Actor-critic, in one file: with TD errors, with Q, or with the advantage.
 
-The policy π(a|s), or actor, gives the probability of action a in state s. The critic learns to
-predict the return, the sum of the rewards r still to come, where a reward k steps later counts γ^k
-times. Every few steps both learn: the critic reduces its error δ_t, and the actor makes action a_t
-more likely if its weight ψ_t is positive, and less likely if it is negative.
+The policy π(a|s), or actor, gives the probability of action a in state s. The return is the sum of
+the rewards r still to come, where a reward k steps later is multiplied by γ^k. The critic learns to
+predict it: V(s) is the expected return from state s, and Q(s, a) the same if the first action is a.
+Every few steps both learn. The critic reduces its error δ_t. The actor makes action a_t more likely
+if its weight ψ_t is positive, and less likely if it is negative.
 
-    L = -E[log π(a_t|s_t) ψ_t] + ½ E[δ_t²] - c E[H(π(·|s_t))]
+    L = -E[ψ_t log π(a_t|s_t)] + ½ E[δ_t²] - c E[H(π(·|s_t))]
 
-    --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
-    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  δ_t of both Q and V
     --critic td         ψ_t = δ_t                   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
+    --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
+    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  the squares of both errors are added
 
-Q(s, a) is the expected return from state s if the first action is a. With the true Q as the weight,
-the gradient is that of the expected return ([1] Sec. 13.2). V(s) is the mean of Q(s, a) over the
-policy's actions. Since it does not depend on the action, subtracting it leaves the gradient
-unchanged on average and removes noise ([1] Sec. 13.4). The difference Q - V is the advantage. The
-TD error estimates it with V alone ([1] Sec. 13.5). The error of Q is that of SARSA ([1] Eq. 6.7):
-a_{t+1} is the action that the policy plays in s_{t+1}. V and Q are 0 after a terminal state. The
-entropy H is large where the policy is undecided. E is the mean over the steps of an update, in
-which ψ_t is first shifted and scaled to mean 0 and standard deviation 1. No gradient flows through
-ψ_t, nor through the critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
+E is the mean over the steps of an update. The entropy H is large where the policy is undecided, and
+c is its weight. With the true Q as ψ_t, the first term has the gradient of the expected return ([1]
+Sec. 13.2). V is the mean of Q over the policy's actions. As V does not depend on the action,
+subtracting it leaves the gradient unchanged on average and removes noise ([1] Sec. 13.4). Q - V is
+the advantage. The first δ_t, the temporal difference (TD) error, estimates it with V alone ([1]
+Sec. 13.5). The second is that of SARSA ([1] Eq. 6.7), where a_{t+1} is what the policy chooses in
+s_{t+1}. After a terminal state V and Q count as 0. In each update ψ_t is first shifted and scaled
+to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor through the critics' targets
+r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
 
-`python actor_critic.py` solves its task, an average score of 475, in some 17,000 steps.
+`python actor_critic.py` solves CartPole, with an average score of 475, in about 17,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 """
@@ -59,7 +60,7 @@ class Config:
     learning_rate: float = setting(5e-3, "learning rate of Adam, at first; it falls linearly to 0")
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
     gamma: float = setting(0.995, "discount of later rewards")
-    critic: str = setting("td", "td, q or advantage: what weights the actions")
+    critic: str = setting("td", "td, q or advantage: what the weight ψ of an action is")
     entropy_coef: float = setting(0.01, "c, the weight of the entropy bonus")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
     hidden_layers: int = setting(1, "hidden layers of each network")
@@ -71,36 +72,36 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations to the same standard deviation."""
-    def __init__(self, obs_dim, std):
+    """Scales each feature of the observations to a standard deviation of target_std."""
+    def __init__(self, obs_dim, target_std):
         super().__init__()
-        self.std = std
-        # Of all observations so far. Buffers are tensors that are saved with the weights.
+        self.target_std = target_std
+        # Sums over all observations so far. As buffers, they are saved with the weights.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
-        self.total = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        self.total_square = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        # Until the first update, observations stay as they are.
+        self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        # What is subtracted from each feature, and what it is then divided by.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
-        self.unit = nn.Buffer(torch.ones(obs_dim))
+        self.divisor = nn.Buffer(torch.ones(obs_dim))
 
     def forward(self, obs):
-        """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
-        return ((obs - self.shift) / self.unit).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, limited to the range from -10 to 10."""
+        return ((obs - self.shift) / self.divisor).clamp(-10, 10)
 
     def update(self, obs):
         """Takes B more observations (B, obs_dim) into account."""
         first = self.count == 0
         obs = obs.double()
         self.count += len(obs)
-        self.total += obs.sum(0)
-        self.total_square += obs.square().sum(0)
-        mean = self.total / self.count
-        variance = (self.total_square / self.count - mean**2).clamp(min=1e-8)
-        self.unit.copy_(variance.sqrt() / self.std)
+        self.sum += obs.sum(0)
+        self.sum_of_squares += obs.square().sum(0)
+        mean = self.sum / self.count
+        variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
+        self.divisor.copy_(variance.sqrt() / self.target_std)
         if first:
-            # Centre the features that are so far from 0 that clamp() would cut them off, but only
-            # once: with a mean that moves, the same state would look different in each rollout.
-            far = mean.abs() / self.unit + self.std > 10
+            # A feature far from 0 would be cut off at 10, so its mean is subtracted. This mean is
+            # never updated: if it moved, features that stay the same would seem to change.
+            far = (mean.abs() + variance.sqrt()) / self.divisor > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
 
@@ -128,14 +129,14 @@ class ActorCritic(nn.Module):
         super().__init__()
         obs_dim = envs.single_observation_space.shape[0]
         n_actions = int(envs.single_action_space.n)
-        self.scale = ObsScale(obs_dim, std=2.0)
+        self.scale = ObsScale(obs_dim, target_std=2.0)
         # Outputs near 0 make all actions about equally likely at first.
         self.policy = mlp(obs_dim, n_actions, config, output_gain=0.01)
         self.v_critic = mlp(obs_dim, 1, config, output_gain=1.0)
         self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)
 
     def pi(self, obs):
-        """Observations (..., obs_dim) -> the distribution π(·|s), for acting and for learning."""
+        """Observations (..., obs_dim) -> π(·|s), the distribution over the actions."""
         return Categorical(logits=self.policy(self.scale(obs)), validate_args=False)
 
     def v(self, obs):
@@ -145,6 +146,7 @@ class ActorCritic(nn.Module):
     def q(self, obs, action):
         """Observations (..., obs_dim) and actions (...) -> Q(s, a) (...)."""
         q_of_all_actions = self.q_critic(self.scale(obs))  # (..., n_actions)
+        # From each row, pick the entry of its action.
         return q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     @torch.no_grad()
@@ -173,7 +175,7 @@ def train(config, envs=None):
     FloatingPointError for a number that is not finite.
     """
     check(config)
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)  # for the weights
     envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
     agent = ActorCritic(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
@@ -182,7 +184,7 @@ def train(config, envs=None):
 
     # The environments are seeded only once: later resets draw new starts.
     seed = derive_seed(config.seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # for the actions
     obs, _ = envs.reset(seed=seed)
     done = np.zeros(N, bool)
     start_time = time.time()
@@ -196,28 +198,27 @@ def train(config, envs=None):
             obs_rows = [obs.copy()]
             action_rows, reward_rows, terminated_rows, valid_rows = [], [], [], []
             for _ in range(config.num_steps):
+                valid_rows.append(~done)  # after an episode's end, this step only resets
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 check_finite("reward", reward)
                 obs_rows.append(obs.copy())  # row t + 1 is what step t led to
                 action_rows.append(action)
-                reward_rows.append(config.reward_scale * reward)  # small: V is learned faster
+                reward_rows.append(config.reward_scale * reward)  # a small V is learned faster
                 terminated_rows.append(terminated.copy())
-                valid_rows.append(~done)  # the step after an episode's end only resets
                 done = terminated | truncated
                 env_step += N
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
-            check_finite("observation", obs)
+            action_rows.append(agent.act(obs))  # a_T, which Q(s_T, a_T) needs; it is not played
 
             # Estimate: the policy, the critics' errors and ψ, the weight of each action.
             all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
             rewards = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             terminations = torch.as_tensor(np.stack(terminated_rows))  # (T, N)
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
+            all_actions = torch.as_tensor(np.stack(action_rows))  # (T+1, N)
             pi = agent.pi(all_obs)
-            last_action = pi.sample()[-1]  # a_T, which Q(s_T, a_T) needs, is drawn, but not played
-            all_actions = torch.cat([torch.as_tensor(np.stack(action_rows)), last_action[None]])
             v = agent.v(all_obs)  # (T+1, N)
             q = agent.q(all_obs, all_actions)  # (T+1, N)
             v_error = td_error(rewards, v[:-1], v[1:], terminations, config.gamma)  # (T, N)
@@ -229,11 +230,12 @@ def train(config, envs=None):
             else:
                 psi, squared_error = (q - v)[:-1], v_error.square() + q_error.square()
 
-            # Update: one optimizer step, from the B valid steps. Where rewards are positive, so is
-            # Q, and every action would become more likely: hence ψ is centred. With a standard
-            # deviation of 1, the update does not depend on the rewards' scale.
-            std, mean = torch.std_mean(psi[valid].detach(), correction=0)
-            b_psi = (psi[valid].detach() - mean) / (std + 1e-8)  # (B,)
+            # Update: one optimizer step, from the B valid steps. ψ is centred, as Q is positive
+            # where rewards are, and every action would become more likely. It is divided by its
+            # standard deviation, so that the policy's loss does not depend on the rewards' scale.
+            b_psi = psi[valid].detach()  # (B,)
+            std, mean = torch.std_mean(b_psi, correction=0)
+            b_psi = (b_psi - mean) / (std + 1e-8)
             b_log_prob = pi.log_prob(all_actions)[:-1][valid]
             assert b_log_prob.shape == b_psi.shape
             policy_loss = -(b_log_prob * b_psi).mean()
@@ -247,13 +249,13 @@ def train(config, envs=None):
                 raise FloatingPointError("the gradient is not finite; a smaller --learning-rate "
                                          "may help")
             optimizer.step()
-            agent.scale.update(all_obs[:-1][valid])  # after the update: π above used the old scale
+            agent.scale.update(all_obs[:-1][valid])  # only now: π above used the old scale
 
-            # Report: twenty times a run.
+            # Report: about twenty times a run, and at its end.
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
-                metrics = {
+                metrics = {  # all that is worth logging
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "policy_loss": policy_loss.item(),

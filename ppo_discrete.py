@@ -25,7 +25,7 @@ r_t(θ) for ρ_t, and K for the number of epochs. With --objective penalty, L be
 -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures how far π has moved from
 π_old, and its weight β adapts to it.
 
-`python ppo_discrete.py` solves its task, an average score of 475, in some 13,000 steps.
+`python ppo_discrete.py` solves CartPole, with an average score of 475, in about 13,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -90,44 +90,44 @@ class Config:
 # Settings to begin with on other tasks. The command line uses them for any other --env-id; in
 # Python, write Config(env_id="LunarLander-v3", **ELSEWHERE).
 ELSEWHERE = dict(
-    total_steps=500_000, num_envs=8, num_steps=128, epochs=10, num_minibatches=8,
+    total_steps=500_000, num_envs=8, num_steps=256, epochs=10, num_minibatches=16,
     learning_rate=1e-3, gae_lambda=0.95, entropy_coef=0.01, reward_scale=1.0,
     normalize_reward=True, hidden_layers=2, hidden_size=64,
 )
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations to the same standard deviation."""
-    def __init__(self, obs_dim, std):
+    """Scales each feature of the observations to a standard deviation of target_std."""
+    def __init__(self, obs_dim, target_std):
         super().__init__()
-        self.std = std
-        # Of all observations so far. Buffers are tensors that are saved with the weights.
+        self.target_std = target_std
+        # Sums over all observations so far. As buffers, they are saved with the weights.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
-        self.total = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        self.total_square = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        # Until the first update, observations stay as they are.
+        self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        # What is subtracted from each feature, and what it is then divided by.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
-        self.unit = nn.Buffer(torch.ones(obs_dim))
+        self.divisor = nn.Buffer(torch.ones(obs_dim))
 
     def forward(self, obs):
-        """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
-        return ((obs - self.shift) / self.unit).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, limited to the range from -10 to 10."""
+        return ((obs - self.shift) / self.divisor).clamp(-10, 10)
 
     def update(self, obs):
         """Takes B more observations (B, obs_dim) into account."""
         first = self.count == 0
         obs = obs.double()
         self.count += len(obs)
-        self.total += obs.sum(0)
-        self.total_square += obs.square().sum(0)
-        average(self.count, self.total, self.total_square)
-        mean = self.total / self.count
-        variance = (self.total_square / self.count - mean**2).clamp(min=1e-8)
-        self.unit.copy_(variance.sqrt() / self.std)
+        self.sum += obs.sum(0)
+        self.sum_of_squares += obs.square().sum(0)
+        average(self.count, self.sum, self.sum_of_squares)
+        mean = self.sum / self.count
+        variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
+        self.divisor.copy_(variance.sqrt() / self.target_std)
         if first:
-            # Centre the features that are so far from 0 that clamp() would cut them off, but only
-            # once: with a mean that moves, the same state would look different in each rollout.
-            far = mean.abs() / self.unit + self.std > 10
+            # A feature far from 0 would be cut off at 10, so its mean is subtracted. This mean is
+            # never updated: if it moved, features that stay the same would seem to change.
+            far = (mean.abs() + variance.sqrt()) / self.divisor > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
 
@@ -176,7 +176,7 @@ class ActorCritic(nn.Module):
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
         check_finite("observation", obs)
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.unit.device)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.divisor.device)
         logits = self.logits(obs)
         action = logits.argmax(-1) if greedy else logits.softmax(-1).multinomial(1).squeeze(-1)
         return action.cpu().numpy()
@@ -323,14 +323,14 @@ def train(config, envs=None):
             # Collect: play T steps with the current policy.
             buffer.obs[0] = obs
             for t in range(T):
+                buffer.valid[t] = ~done  # after an episode's end, this step only resets
                 action = agent.act(obs)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 check_finite("reward", reward)
                 buffer.action[t] = action
-                buffer.reward[t] = config.reward_scale * reward  # small: V is learned faster
+                buffer.reward[t] = config.reward_scale * reward  # a small V is learned faster
                 buffer.terminated[t] = terminated
                 buffer.truncated[t] = truncated
-                buffer.valid[t] = ~done  # the step after an episode's end only resets
                 buffer.obs[t + 1] = obs
                 done = terminated | truncated
                 env_step += N * PROCESSES  # each process has N environments of its own
@@ -383,7 +383,7 @@ def train(config, envs=None):
                     beta = max(beta / 2, 1.0)
             agent.scale.update(b_obs)  # not earlier: old and new policy saw the same scale
 
-            # Report: twenty times a run.
+            # Report: about twenty times a run, and at its end.
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]

@@ -3,20 +3,20 @@
 # ///
 """REINFORCE, the first policy gradient method, in one file.
 
-A policy π(a|s) gives the probability of action a in state s. It plays N whole episodes. The return
-G_t is the sum of the rewards r from step t on, where a reward k steps later counts γ^k times.
-Actions that were followed by a larger return than in the other episodes become more likely, the
-others less likely.
+The policy π(a|s), a small network, gives the probability of each action a in state s. It plays N
+episodes to their ends. The return G_t is the sum of the rewards r from step t on, where a reward k
+steps later is multiplied by γ^k. If G_t is larger than the mean of the N episodes' returns at the
+same step, action a_t becomes more likely, and if it is smaller, less likely.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
-    L   = -E[log π(a_t|s_t) (G_t - b_t) / d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
+    L   = -E[(G_t - b_t) / d · log π(a_t|s_t)]         REINFORCE, baseline    [1] Eq. 13.11, [2]
 
-E is the mean over all steps, the baseline b_t the mean of G_t over the N episodes, and d the
-standard deviation of G_t - b_t. On average, and up to its length, the gradient of L is that of
--E[G_0], the negative return of whole episodes. In theory step t has a further factor γ^t; like
-nearly all implementations, this one leaves it out, so that late steps count as much as early ones.
+L is the loss to minimise, and E the mean over all steps of the episodes. The baseline b_t is the
+mean of the N returns G_t, where an episode that is over counts as 0, and d the standard deviation
+of all G_t - b_t. README derives L from the average return of an episode. In theory the term of step
+t is also multiplied by γ^t, but nearly everyone leaves that out.
 
-`python reinforce.py` solves its task, an average score of 475, in some 20,000 steps.
+`python reinforce.py` solves CartPole, with an average score of 475, in about 20,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -57,36 +57,36 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations to the same standard deviation."""
-    def __init__(self, obs_dim, std):
+    """Scales each feature of the observations to a standard deviation of target_std."""
+    def __init__(self, obs_dim, target_std):
         super().__init__()
-        self.std = std
-        # Of all observations so far. Buffers are tensors that are saved with the weights.
+        self.target_std = target_std
+        # Sums over all observations so far. As buffers, they are saved with the weights.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
-        self.total = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        self.total_square = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        # Until the first update, observations stay as they are.
+        self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
+        # What is subtracted from each feature, and what it is then divided by.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
-        self.unit = nn.Buffer(torch.ones(obs_dim))
+        self.divisor = nn.Buffer(torch.ones(obs_dim))
 
     def forward(self, obs):
-        """Observations (..., obs_dim), as the environment gives them -> scaled ones."""
-        return ((obs - self.shift) / self.unit).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, limited to the range from -10 to 10."""
+        return ((obs - self.shift) / self.divisor).clamp(-10, 10)
 
     def update(self, obs):
         """Takes B more observations (B, obs_dim) into account."""
         first = self.count == 0
         obs = obs.double()
         self.count += len(obs)
-        self.total += obs.sum(0)
-        self.total_square += obs.square().sum(0)
-        mean = self.total / self.count
-        variance = (self.total_square / self.count - mean**2).clamp(min=1e-8)
-        self.unit.copy_(variance.sqrt() / self.std)
+        self.sum += obs.sum(0)
+        self.sum_of_squares += obs.square().sum(0)
+        mean = self.sum / self.count
+        variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
+        self.divisor.copy_(variance.sqrt() / self.target_std)
         if first:
-            # Centre the features that are so far from 0 that clamp() would cut them off, but only
-            # once: with a mean that moves, the same state would look different in each rollout.
-            far = mean.abs() / self.unit + self.std > 10
+            # A feature far from 0 would be cut off at 10, so its mean is subtracted. This mean is
+            # never updated: if it moved, features that stay the same would seem to change.
+            far = (mean.abs() + variance.sqrt()) / self.divisor > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
 
@@ -96,16 +96,17 @@ class Policy(nn.Module):
         super().__init__()
         obs_dim = envs.single_observation_space.shape[0]
         n_actions = int(envs.single_action_space.n)
-        size = config.hidden_size
-        self.scale = ObsScale(obs_dim, std=2.0)
-        self.policy = nn.Sequential(nn.Linear(obs_dim, size), nn.Tanh(), nn.Linear(size, n_actions))
-        # Outputs near 0 make all actions about equally likely at first.
-        for layer, gain in (self.policy[0], 2**0.5), (self.policy[2], 0.01):
+        self.scale = ObsScale(obs_dim, target_std=2.0)
+        hidden = nn.Linear(obs_dim, config.hidden_size)
+        output = nn.Linear(config.hidden_size, n_actions)
+        # The small gain of the output layer makes all actions about equally likely at first.
+        for layer, gain in [(hidden, 2**0.5), (output, 0.01)]:
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
+        self.policy = nn.Sequential(hidden, nn.Tanh(), output)
 
     def pi(self, obs):
-        """Observations (..., obs_dim) -> the distribution π(·|s), for acting and for learning."""
+        """Observations (..., obs_dim) -> π(·|s), the distribution over the actions."""
         return Categorical(logits=self.policy(self.scale(obs)), validate_args=False)
 
     @torch.no_grad()
@@ -119,9 +120,10 @@ class Policy(nn.Module):
 
 
 def compute_returns(reward, gamma):
-    """The returns G_t = r_t + γ G_{t+1} (T, N) of N episodes, from their last step to the first.
+    """The returns (T, N) of N episodes, computed backwards: G_t = r_t + γ G_{t+1}.
 
-    reward (T, N) has one episode in each column, and is 0 after the episode's end.
+    reward (T, N) has a row for each step of the longest episode and a column for each episode, and
+    is 0 after an episode's end.
     """
     return_ = reward.clone()
     for t in reversed(range(len(reward) - 1)):
@@ -137,7 +139,7 @@ def train(config, envs=None):
     FloatingPointError for a number that is not finite.
     """
     check(config)
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)  # for the weights
     envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
@@ -146,7 +148,7 @@ def train(config, envs=None):
 
     # The environments are seeded only once: later resets draw new starts.
     seed = derive_seed(config.seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # for the actions
     envs.reset(seed=seed)
     start_time = time.time()
     next_report = 0
@@ -155,29 +157,28 @@ def train(config, envs=None):
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
-            # Collect: play one episode in each environment with the current policy. Environments
-            # that finish keep stepping until the last one does; those steps are not valid.
+            # Collect: play one episode in each environment with the current policy. An environment
+            # whose episode is over begins another, which is not valid, until all are over.
             obs, _ = envs.reset()
             obs_rows, action_rows, reward_rows, valid_rows = [], [], [], []
             playing = np.ones(N, bool)
-            while playing.any() and len(obs_rows) < 10_000:  # in case an episode never ends
+            while playing.any() and len(obs_rows) < 10_000:  # some episodes never end
                 action = agent.act(obs)
-                next_obs, reward, terminated, truncated, info = envs.step(action)
-                check_finite("reward", reward)
                 obs_rows.append(obs.copy())  # some environments use their array again
                 action_rows.append(action)
-                reward_rows.append(reward * playing)
-                valid_rows.append(playing)
+                valid_rows.append(playing.copy())
+                obs, reward, terminated, truncated, info = envs.step(action)
+                check_finite("reward", reward)
+                reward_rows.append(reward * playing)  # 0 after an episode's end
                 finished = playing & (terminated | truncated)
-                playing = playing & ~finished
-                obs = next_obs
+                playing &= ~finished
                 env_step += N
                 if finished.any():
                     scores = info["episode"]["r"][finished]
                     history += [(env_step, float(score)) for score in scores]
 
-            # Estimate: how much better each episode went on than the mean of all N. Subtracting
-            # this mean does not change the gradient's direction on average, but removes noise.
+            # Estimate: compare each return with the mean of the N returns at the same step. On
+            # average, subtracting it does not change the gradient's direction, but removes noise.
             rollout_reward = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
             return_ = compute_returns(rollout_reward, config.gamma)  # (T, N)
@@ -185,11 +186,11 @@ def train(config, envs=None):
                 baseline = return_.mean(1, keepdim=True)  # (T, 1)
             else:
                 baseline = return_.mean()  # a single episode is compared with its own average
-            b_difference = (return_ - baseline)[valid]  # (B,), of the B valid steps
+            b_difference = (return_ - baseline)[valid]  # (B,): b_ marks the B valid steps, in a row
             # Dividing by the standard deviation makes the update independent of the rewards' scale.
             b_weight = b_difference / (b_difference.std(correction=0) + 1e-8)
 
-            # Update: one optimizer step. The next episodes are played by the new policy.
+            # Update: compute the probabilities again, now with gradients; one optimizer step.
             b_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)[valid]  # (B, obs_dim)
             b_action = torch.as_tensor(np.stack(action_rows))[valid]  # (B,)
             pi = agent.pi(b_obs)
@@ -197,17 +198,17 @@ def train(config, envs=None):
             assert log_prob.shape == b_weight.shape
             loss = -(log_prob * b_weight).mean()
             if not loss.isfinite():
-                raise FloatingPointError("the loss is not finite: the rewards are too large")
+                raise FloatingPointError("the loss is not finite: the rewards may be too large")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            agent.scale.update(b_obs)  # after the update: π above used the old scale
+            agent.scale.update(b_obs)  # only now: π above used the old scale
 
-            # Report: twenty times a run.
+            # Report: about twenty times a run, and at its end.
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
-                metrics = {
+                metrics = {  # all that is worth logging
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "entropy": pi.entropy().mean().item(),

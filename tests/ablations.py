@@ -28,7 +28,7 @@ edit("gradients of any length", PPO,
      ("clip_grad_norm_(params, config.max_grad_norm)", "clip_grad_norm_(params, np.inf)"))
 edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
 edit("learning rate stays", PPO, ("= rate * remaining", "= rate"))
-edit("observations not scaled", PPO, ("((obs - self.shift) / self.unit).clamp(-10, 10)", "obs"))
+edit("observations not scaled", PPO, ("((obs - self.shift) / self.divisor).clamp(-10, 10)", "obs"))
 edit("rewards not scaled", PPO, ("config.reward_scale * reward", "reward"))
 edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))
 edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))

@@ -90,20 +90,20 @@ each(PPO, "update", "scale never updated", LEARN.strip(), "pass")
 replace(D, "update", "scale updated twice", LEARN, f"{LEARN}\n{LEARN}")
 each(PPO, "update", "scale updated with reset steps", LEARN.strip(),
         "agent.scale.update(rollout.obs[:-1].flatten(0, 1))")
-for sum_, of in {"count": "len(obs)", "total": "obs.sum(0)", "total_square": "obs.square().sum(0)"}.items():
+for sum_, of in {"count": "len(obs)", "sum": "obs.sum(0)", "sum_of_squares": "obs.square().sum(0)"}.items():
     each(SCRIPTS, "update", f"the scale's {sum_} forgets the last rollouts", f"self.{sum_} += {of}", f"self.{sum_}[:] = {of}")
 COUNT = "self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))"
-TOTAL = "self.total = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))"
-SQUARE = TOTAL.replace("total", "total_square")
-SHIFT, UNIT = "self.shift = nn.Buffer(torch.zeros(obs_dim))", "self.unit = nn.Buffer(torch.ones(obs_dim))"
-for what, buffer in {"count": COUNT, "total": TOTAL, "squares": SQUARE, "shift": SHIFT, "unit": UNIT}.items():
+SUM = "self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))"
+SQUARES = SUM.replace("sum", "sum_of_squares")
+SHIFT, UNIT = "self.shift = nn.Buffer(torch.zeros(obs_dim))", "self.divisor = nn.Buffer(torch.ones(obs_dim))"
+for what, buffer in {"count": COUNT, "sum": SUM, "squares": SQUARES, "shift": SHIFT, "unit": UNIT}.items():
     replace(D, "checkpoints", f"the scale's {what} not saved", buffer, buffer.replace("nn.Buffer(", "(", 1))
-replace(D, "training", "sums of the scale in single precision", SQUARE, SQUARE.replace("float64", "float32"))
-replace(D, "update", "divided by the variance", "variance.sqrt() / self.std", "variance / self.std")
-replace(D, "update", "divided by the root of the mean square", "(self.total_square / self.count - mean**2)",
-        "(self.total_square / self.count)")
-replace(D, "update", "--obs-std ignored", "variance.sqrt() / self.std", "variance.sqrt() / 2")
-replace(D, "update", "std of the scale ignored", "variance.sqrt() / self.std", "variance.sqrt()")
+replace(D, "training", "sums of the scale in single precision", SQUARES, SQUARES.replace("float64", "float32"))
+replace(D, "update", "divided by the variance", "variance.sqrt() / self.target_std", "variance / self.target_std")
+replace(D, "update", "divided by the root of the mean square", "(self.sum_of_squares / self.count - mean**2)",
+        "(self.sum_of_squares / self.count)")
+replace(D, "update", "--obs-std ignored", "variance.sqrt() / self.target_std", "variance.sqrt() / 2")
+replace(D, "update", "std of the scale ignored", "variance.sqrt() / self.target_std", "variance.sqrt()")
 each(PPO, "update", "observations not clipped", ".clamp(-10, 10)", "")
 replace(D, "update", "first observations not as they are", UNIT, UNIT.replace("ones(obs_dim)", "full((obs_dim,), 2.0)"))
 replace(D, "training", "the variance may be 0", ".clamp(min=1e-8)", "")
@@ -112,12 +112,12 @@ each([D, R, A], "training", "far features not centred", CENTRE, "pass")
 replace(D, "training", "all features centred", CENTRE, "self.shift.copy_(mean)")
 each([D, R, A], "training", "centred at every update", "if first:", "if True:")
 replace(D, "training", "centred later, not at first", "first = self.count == 0", "first = self.count > 0")
-replace(D, "training", "features are far at 1", "self.std > 10", "self.std > 1")
-replace(D, "training", "features are far at 1000", "self.std > 10", "self.std > 1000")
-replace(D, "training", "features are far if their mean is", "self.std > 10", "0 * self.std > 10")
-replace(D, "training", "features below 0 are never far", "mean.abs() / self.unit", "mean / self.unit")
+replace(D, "training", "features are far at 1", "self.divisor > 10", "self.divisor > 1")
+replace(D, "training", "features are far at 1000", "self.divisor > 10", "self.divisor > 1000")
+replace(D, "training", "features are far if their mean is", "(mean.abs() + variance.sqrt())", "mean.abs()")
+replace(D, "training", "features below 0 are never far", "(mean.abs() + var", "(mean + var")
 each([D, R, A], "training", "shift added", "(obs - self.shift)", "(obs + self.shift)")
-replace(D, "training", "shift in other units", "(obs - self.shift) / self.unit", "obs / self.unit - self.shift")
+replace(D, "training", "shift in other units", "(obs - self.shift) / self.divisor", "obs / self.divisor - self.shift")
 replace(D, "training", "the policy sees raw observations", "self.policy(self.scale(obs))", "self.policy(obs)")
 replace(D, "training", "the critic sees raw observations", "self.critic(self.scale(obs))", "self.critic(obs)")
 replace(D, "training", "acts on raw observations", "logits = self.logits(obs)", "logits = self.policy(obs)")
@@ -253,7 +253,7 @@ AVERAGE = "average(*[p.grad for p in params if p.grad is not None])"
 replace(D, "training", "each process follows its own gradient", AVERAGE, "pass")
 mutant(D, "gradients averaged after the clip", "training", (f"                    {AVERAGE}\n", ""),
        (CLIP, f"{CLIP}\n                    {AVERAGE}"))
-replace(D, "training", "each process has its own scale", "average(self.count, self.total, self.total_square)", "pass")
+replace(D, "training", "each process has its own scale", "average(self.count, self.sum, self.sum_of_squares)", "pass")
 replace(D, "training", "each process has its own β", "average(kl)", "pass")
 replace(D, "checkpoints", "summed over processes, not averaged", "vector / PROCESSES", "vector")
 replace(D, "checkpoints", "every process prints", "sys.stdout if RANK == 0 else", "sys.stdout if True else")
@@ -442,20 +442,22 @@ replace(R, "update", "standard deviation of a sample", "b_difference.std(correct
 replace(R, "update", "a single episode has no baseline", "baseline = return_.mean()", "baseline = 0 * return_.mean()")
 replace(R, "estimates", "returns from the first step on", "for t in reversed(range(len(reward) - 1))",
         "for t in range(len(reward) - 1)")
-replace(R, "training", "policy not small at first", "(self.policy[2], 0.01)", "(self.policy[2], 1.0)")
-replace(R, "training", "layers without the gain √2", "(self.policy[0], 2**0.5)", "(self.policy[0], 1.0)")
+replace(R, "training", "policy not small at first", "(output, 0.01)", "(output, 1.0)")
+replace(R, "training", "layers without the gain √2", "(hidden, 2**0.5)", "(hidden, 1.0)")
 replace(R, "update", "returns without discount", "compute_returns(rollout_reward, config.gamma)",
         "compute_returns(rollout_reward, 1)")
 replace(R, "update", "rewards after the end count", "reward_rows.append(reward * playing)",
         "reward_rows.append(reward)")
-replace(R, "update", "steps after the end are learned from", "valid_rows.append(playing)",
+replace(R, "update", "steps after the end are learned from", "valid_rows.append(playing.copy())",
         "valid_rows.append(np.ones_like(playing))")
+replace(R, "update", "rows of valid steps not copied", "valid_rows.append(playing.copy())", "valid_rows.append(playing)")
 FINISHED = "finished = playing & (terminated | truncated)"
 replace(R, "update", "second episodes in the scores", FINISHED, "finished = terminated | truncated")
 replace(R, "update", "truncated episodes do not end", FINISHED, "finished = playing & terminated")
 replace(R, "update", "the same episodes in each update", "obs, _ = envs.reset()", "obs, _ = envs.reset(seed=seed)")
 ROW = "obs_rows.append(obs.copy())"
-replace(R, "update", "observations a row late", ROW, "obs_rows.append(next_obs.copy())")
+mutant(R, "observations a row late", "update", (f"                {ROW}  # some environments use their array again\n", ""),
+       ('check_finite("reward", reward)', f'check_finite("reward", reward)\n                {ROW}'))
 each([R, A], "training", "rows of observations not copied", ROW, "obs_rows.append(obs)")
 replace(R, "update", "bad actions made likelier", "-(log_prob * b_weight).mean()", "(log_prob * b_weight).mean()")
 replace(R, "update", "sum instead of mean over the steps", "-(log_prob * b_weight).mean()",
@@ -482,12 +484,11 @@ each([R, A], "training", "evaluation counts second episodes", "returns += reward
 replace(A, "estimates", "the target follows the critic", "target.detach() - value", "target - value")
 replace(A, "estimates", "bootstrap behind a terminal state", "next_value * ~terminated", "next_value")
 mutant(A, "the gradient flows through ψ", "update",
-       ("torch.std_mean(psi[valid].detach(),", "torch.std_mean(psi[valid],"),
-       ("(psi[valid].detach() - mean)", "(psi[valid] - mean)"))
-LAST_ACTION = "last_action = pi.sample()[-1]"
-replace(A, "update", "Q of the last action played again", LAST_ACTION, "last_action = torch.as_tensor(action)")
-replace(A, "update", "Q of an action drawn elsewhere", LAST_ACTION, "last_action = pi.sample()[0]")
-replace(A, "update", "Q of the likeliest last action", LAST_ACTION, "last_action = pi.mode[-1]")
+       ("b_psi = psi[valid].detach()", "b_psi = psi[valid]"))
+LAST_ACTION = "action_rows.append(agent.act(obs))"
+replace(A, "update", "Q of the last action played again", LAST_ACTION, "action_rows.append(action)")
+replace(A, "update", "Q of an action drawn elsewhere", LAST_ACTION, "action_rows.append(agent.act(obs_rows[0]))")
+replace(A, "update", "Q of the likeliest last action", LAST_ACTION, "action_rows.append(agent.act(obs, greedy=True))")
 replace(A, "update", "Q of the best action", "q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)",
         "q_of_all_actions.amax(-1)")
 replace(A, "update", "Q bootstraps from the same state", "td_error(rewards, q[:-1], q[1:],",
@@ -506,8 +507,8 @@ replace(A, "update", "ψ a row late", "psi, squared_error = q[:-1],", "psi, squa
 replace(A, "update", "the wrong critic learns", "q[:-1], q_error.square()", "q[:-1], v_error.square()")
 replace(A, "update", "V does not learn beside Q", "v_error.square() + q_error.square()", "q_error.square()")
 replace(A, "update", "ψ of the critics swapped", 'if config.critic == "td":', 'if config.critic == "advantage":')
-replace(A, "update", "ψ standardized with a sample's deviation", ".detach(), correction=0)", ".detach())")
-replace(A, "update", "ψ not centred", "(psi[valid].detach() - mean)", "psi[valid].detach()")
+replace(A, "update", "ψ standardized with a sample's deviation", "torch.std_mean(b_psi, correction=0)", "torch.std_mean(b_psi)")
+replace(A, "update", "ψ not centred", "(b_psi - mean)", "b_psi")
 replace(A, "update", "ψ not divided by its spread", "- mean) / (std + 1e-8)", "- mean)")
 replace(A, "update", "log-probabilities a row late", "pi.log_prob(all_actions)[:-1]", "pi.log_prob(all_actions)[1:]")
 replace(A, "update", "bad actions made likelier", "-(b_log_prob * b_psi)", "(b_log_prob * b_psi)")

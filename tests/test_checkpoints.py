@@ -130,8 +130,8 @@ def test_a_checkpoint_brings_everything_back_to_the_last_bit(name, tmp_path, wat
     last, kept = seen[-1], read(path)
     assert set(kept) == {"config", *last} and same({key: kept[key] for key in last}, last)
     assert same(kept["agent"], agent.state_dict()) and kept["history"] == history and kept["env_step"] >= 400
-    assert {"scale.count", "scale.total", "scale.total_square", "scale.shift", "scale.unit", "policy.0.weight", "critic.0.bias"} <= kept["agent"].keys()
-    assert kept["agent"]["scale.count"] > 300 and (kept["agent"]["scale.unit"] != 1).all()
+    assert {"scale.count", "scale.sum", "scale.sum_of_squares", "scale.shift", "scale.divisor", "policy.0.weight", "critic.0.bias"} <= kept["agent"].keys()
+    assert kept["agent"]["scale.count"] > 300 and (kept["agent"]["scale.divisor"] != 1).all()
     assert kept["optimizer"].keys() == {"mean", "square", "steps"} and kept["optimizer"]["square"].any()
     assert kept["optimizer"]["mean"].any() and kept["optimizer"]["steps"] == 2 * 40  # epochs and rollouts
     assert kept["reward_stats"]["count"] > 300 and kept["beta"] > 1
@@ -181,7 +181,7 @@ def greedy_scores(state, task, episodes, seed):
         env, score, over = gym.make(task), 0.0, False
         obs, _ = env.reset(seed=seed + i)
         while not over:
-            x = (torch.as_tensor(obs, dtype=torch.float32) - state["scale.shift"]) / state["scale.unit"]
+            x = (torch.as_tensor(obs, dtype=torch.float32) - state["scale.shift"]) / state["scale.divisor"]
             x = x.clamp(-10, 10)
             layers = sorted({int(key.split(".")[1]) for key in state if key.startswith("policy.")})
             for layer in layers:
@@ -204,7 +204,7 @@ def test_a_reloaded_agents_greedy_score_is_a_recount(name, tmp_path, monkeypatch
     state = read(path)["agent"]
     seed = int(np.random.SeedSequence([7, 2**32 - 1]).generate_state(1)[0])
     expected = greedy_scores(state, task, episodes, seed)
-    blind = greedy_scores(state | {"scale.unit": torch.ones_like(state["scale.unit"])}, task, episodes, seed)
+    blind = greedy_scores(state | {"scale.divisor": torch.ones_like(state["scale.divisor"])}, task, episodes, seed)
     assert expected != pytest.approx(blind, rel=1e-2)  # the scale makes a difference, so its loss would show
     capsys.readouterr()
     arguments = flags(load=path, total_steps=0, eval_episodes=episodes, seed=7)
@@ -742,8 +742,8 @@ def wrong_structures(folder, good):
     yield from ({"config": Malicious(folder / "executed")}, torch.zeros(3), [1, 2], {}, {"config": 7})
     yield from ({key: value for key, value in good.items() if key != gone} for gone in good)
     yield from (good | {"optimizer": longer}, good | {"optimizer": shorter}, good | {"agent": {}}, good | {"optimizer": {}}, good | {"agent": 3.0})
-    yield good | {"agent": {key: value for key, value in agent.items() if key != "scale.unit"}}
-    yield changed(good, "agent", "scale.total", torch.zeros(9))
+    yield good | {"agent": {key: value for key, value in agent.items() if key != "scale.divisor"}}
+    yield changed(good, "agent", "scale.sum", torch.zeros(9))
     yield changed(good, "agent", "another", torch.zeros(3))
     for key, value in (("gamma", 9.0), ("gamma", "0.9"), ("env_id", 3), ("temperature", 1.0), ("hidden_size", 9),
                        ("num_envs", None), ("env_id", "Nonsense-v0"), (3, 4)):
@@ -761,7 +761,7 @@ def wrong_tensors(good):
 
 
 def wrong_dtypes(good):
-    for key in ("scale.count", "scale.total", "scale.unit", "policy.0.weight", "critic.0.bias", "mean", "square"):
+    for key in ("scale.count", "scale.sum", "scale.divisor", "policy.0.weight", "critic.0.bias", "mean", "square"):
         part = "agent" if "." in key else "optimizer"
         for dtype in (torch.complex64, torch.bool, torch.int32):
             yield changed(good, part, key, good[part][key].to(dtype))
@@ -874,7 +874,7 @@ def test_processes_share_weights_and_scale_but_no_episodes(name, sizes, tmp_path
     assert one["rows"] == two["rows"] == total // 2 // sizes[0]
     mean_sums = (one["sums"] + two["sums"]) / 2
     assert 0.45 * total < mean_sums[0, 0] <= 0.5 * total
-    for k, key in enumerate(("scale.count", "scale.total", "scale.total_square")):
+    for k, key in enumerate(("scale.count", "scale.sum", "scale.sum_of_squares")):
         assert np.allclose(one["agent"][key].numpy(), mean_sums[k], rtol=1e-6)
     kept = read(tmp_path / "kept.pt")
     assert same(kept["agent"], one["agent"]) and kept["history"] == one["history"] and kept["env_step"] == total

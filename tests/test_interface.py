@@ -323,7 +323,7 @@ def test_observations_that_are_no_flat_vectors_are_flattened(name):
     sizes = {} if name == "reinforce" else {"num_steps": 10}
     for env_id, obs_dim in (("FrozenLake-v1", 16), ("Blackjack-v1", 45), ("DictObs-v0", 5)):
         agent, history = module.train(module.Config(env_id=env_id, total_steps=400, **sizes))
-        assert history and agent.scale.total.shape == (obs_dim,)
+        assert history and agent.scale.sum.shape == (obs_dim,)
         assert module.evaluate(agent, env_id, episodes=4).shape == (4,)
 
 

@@ -353,7 +353,7 @@ def test_features_far_from_0_are_centred_and_keep_their_differences(name, offset
     torch.testing.assert_close(scale(obs), torch.full((500, 2), math.copysign(10.0, offset)))  # so far it says nothing
     scale.update(obs)
     np.testing.assert_allclose(scale.shift, offset + x.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(scale.unit, x.std(0) / 2, rtol=1e-3)
+    np.testing.assert_allclose(scale.divisor, x.std(0) / 2, rtol=1e-3)
     # The float32 of 300 has steps of 0.00003, a 1,600th of the second feature's unit.
     np.testing.assert_allclose(scale(obs), 2 * (x - x.mean(0)) / x.std(0), atol=2e-3)
     assert scale(obs).std(0, correction=0).tolist() == pytest.approx([2, 2], rel=1e-3)
@@ -372,7 +372,7 @@ def test_only_what_the_clip_would_cut_off_is_centred(name, std):
         far = abs(centres) > limit
         np.testing.assert_array_equal(scale.shift != 0, far)
         np.testing.assert_allclose(scale.shift[far], width * centres[far], rtol=1e-5)
-        np.testing.assert_allclose(scale.unit, width / std, rtol=1e-5)
+        np.testing.assert_allclose(scale.divisor, width / std, rtol=1e-5)
         expected = np.where(far, 0, centres) + x[:, None]
         np.testing.assert_allclose(scale(obs), std * expected, rtol=1e-4, atol=1e-4)
         assert scale(obs).abs().max() < 10
@@ -388,14 +388,14 @@ def test_centring_happens_at_the_first_update_only_and_is_saved(name):
     later = np.stack([310 + 3 * rng.normal(size=100), 500 + rng.normal(size=100)], 1)  # now the second one is far, too
     scale.update(torch.tensor(later))
     assert torch.equal(scale.shift, shift)
-    np.testing.assert_allclose(scale.unit, np.concatenate([first, later]).std(0) / 2, rtol=1e-5)
+    np.testing.assert_allclose(scale.divisor, np.concatenate([first, later]).std(0) / 2, rtol=1e-5)
 
     copy_, obs = new_scale(name, 2), torch.tensor(later[:5], dtype=torch.float32)
     copy_.load_state_dict(scale.state_dict())
     torch.testing.assert_close(copy_(obs), scale(obs), rtol=0, atol=0)
     for either in (scale, copy_):
         either.update(torch.tensor(first - 1000))
-    assert torch.equal(copy_.shift, shift) and torch.equal(copy_.unit, scale.unit)
+    assert torch.equal(copy_.shift, shift) and torch.equal(copy_.divisor, scale.divisor)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -442,9 +442,9 @@ def test_observation_statistics_are_those_of_all_observations_so_far(name, recou
     made = recount(module)
     sizes = {} if name == "reinforce" else {"num_envs": 1} | ({"num_minibatches": 3} if name in PPO else {})
     agent, _ = module.train(small(name, total_steps=700, **sizes))
-    count, total, square = agent.scale.count, agent.scale.total, agent.scale.total_square
+    count, total, square = agent.scale.count, agent.scale.sum, agent.scale.sum_of_squares
     deviation = (square / count - (total / count) ** 2).sqrt()
-    torch.testing.assert_close(agent.scale.unit, (deviation.clamp(min=1e-4) / 2).float())
+    torch.testing.assert_close(agent.scale.divisor, (deviation.clamp(min=1e-4) / 2).float())
     if name == "reinforce":  # test_update.py recounts them
         assert count > 100
     else:
@@ -477,7 +477,7 @@ def test_all_networks_see_scaled_observations(name, quiet):
         agent.value(obs)
     if name == "actor_critic":
         agent.v(obs), agent.q(obs, torch.zeros(40, dtype=torch.long))
-    count, total, square = agent.scale.count, agent.scale.total, agent.scale.total_square
+    count, total, square = agent.scale.count, agent.scale.sum, agent.scale.sum_of_squares
     expected = 2 * (obs - agent.scale.shift) / (square / count - (total / count) ** 2).clamp(min=1e-8).sqrt()
     assert expected.abs().max() > 10 and (seen[0] - obs).abs().max() > 1
     assert len(seen) == len(networks) + 1
@@ -491,7 +491,7 @@ def test_the_scale_changes_only_between_rollouts(name, monkeypatch, quiet):
     module, seen = load(name), []
 
     def watch(agent):
-        now = lambda: (agent.scale.count.item(), *agent.scale.shift.tolist(), *agent.scale.unit.tolist())
+        now = lambda: (agent.scale.count.item(), *agent.scale.shift.tolist(), *agent.scale.divisor.tolist())
         agent.policy.register_forward_pre_hook(lambda *_: seen.append((torch.is_grad_enabled(), now())))
 
     on_new_agent(module, monkeypatch, watch)
@@ -590,8 +590,8 @@ def test_two_equal_processes_learn_what_one_learns(name, limit, monkeypatch, qui
         agents.append(agent)
     assert history[-1][0] > 21 and history[-1][0] % 6 == 0  # the steps of both are counted
     torch.testing.assert_close(*map(weights_of, agents))
-    torch.testing.assert_close(*[agent.scale.total for agent in agents])
-    torch.testing.assert_close(*[agent.scale.unit for agent in agents])
+    torch.testing.assert_close(*[agent.scale.sum for agent in agents])
+    torch.testing.assert_close(*[agent.scale.divisor for agent in agents])
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -606,7 +606,7 @@ def test_the_average_over_processes_is_taken_of_gradients_sums_and_kl(name, monk
         monkeypatch.setattr(module, "PROCESSES", processes)
         agent, _ = module.train(small(name, total_steps=21 * processes, max_grad_norm=np.inf))
         first.append(steps[0]["grad"])
-        sums.append(agent.scale.total_square)
+        sums.append(agent.scale.sum_of_squares)
     torch.testing.assert_close(first[0] / 2, first[1])
     torch.testing.assert_close(sums[0] / 2, sums[1])
     assert sizes == [(len(first[0]),)] * 2 * 4 + [(1,), (1 + 3 + 3,)]

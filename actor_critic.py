@@ -162,7 +162,7 @@ class ActorCritic(nn.Module):
 def td_error(reward, value, next_value, terminated, gamma):
     """The error δ_t = r_t + γ V(s_{t+1}) - V(s_t), or the same of Q. All tensors are (T, N)."""
     assert reward.shape == value.shape == next_value.shape == terminated.shape
-    # Nothing follows a terminal state. A truncated episode was only interrupted: bootstrap.
+    # Nothing follows a terminal state. After a truncation, V still stands for the rest.
     target = reward + gamma * next_value * ~terminated
     return target.detach() - value  # the critic moves to the target, not the target to the critic
 

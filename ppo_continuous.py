@@ -4,13 +4,15 @@
 """PPO (Proximal Policy Optimization) for continuous actions, in one file.
 
 The policy π(a|s), or actor, is a Gaussian: a network gives the mean of action a in state s, and its
-standard deviation σ is learned as well. It plays N copies of an environment for T steps. The critic
-V(s) learns to predict the return, the sum of the rewards r that follow state s, where a reward k
-steps later counts γ^k times. The advantage Â_t estimates how much better action a_t was than what
-the policy does on average. PPO makes actions with a positive advantage more likely and the others
-less likely, in several epochs over the same steps. Let π_old be the policy that played them. Once a
-good action is 1+ε times as likely as under π_old, or a bad one 1-ε times as likely, the clip
-removes any gain from going further.
+standard deviation σ is learned as well.
+
+The actor plays N copies of an environment for T steps. The critic V(s) learns to predict the
+return, the sum of the rewards r that follow state s, where a reward k steps later is multiplied by
+γ^k. The advantage Â_t estimates how much better action a_t was than the policy's average action.
+PPO makes actions with a positive advantage more likely and the others less likely, in several
+epochs over the same steps. Let π_old be the policy that played them. Once a good action is 1+ε
+times as likely as under π_old, or a bad one 1-ε times as likely, the clip removes any gain from
+going further.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
@@ -18,13 +20,14 @@ removes any gain from going further.
     L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
           + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
-V is 0 after a terminal state, and Â_{t+1} after the last step of an episode or a rollout. With
-λ = 0 the advantage relies on the critic, with λ = 1 on the rewards. R_t = Â_t + V_old(s_t) is the
-critic's target. E is the mean over a minibatch, in which Â_t is first shifted and scaled to mean 0
-and standard deviation 1. The entropy H is large where the policy is undecided. The paper writes
-r_t(θ) for ρ_t, and K for the number of epochs. With --objective penalty, L begins with
--E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures how far π has moved from
-π_old, and its weight β adapts to it.
+V(s_{t+1}) counts as 0 if s_{t+1} is terminal, and Â_{t+1} if step t is the last of an episode or a
+rollout. With λ = 0 the advantage relies on the critic, with λ = 1 on the rewards. The critic's
+target is R_t = Â_t + V(s_t), computed before the update. E is the mean over a minibatch, in which
+Â_t is first shifted and scaled to mean 0 and standard deviation 1. The entropy H of π(·|s), the
+distribution in state s, is large where the policy is undecided. The paper writes r_t(θ) for ρ_t,
+and K for the number of epochs. With --objective penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)]
+instead ([1] Eq. 8): the divergence KL measures how far π has moved from π_old, and its weight β
+adapts to it.
 
 `python ppo_continuous.py` solves Pendulum, with an average score of -200, in about 17,000 steps.
 
@@ -48,7 +51,7 @@ from torch import nn
 from torch.distributions import Independent, Normal
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
-# torchrun starts several processes and numbers them; otherwise this is number 0 of 1.
+# torchrun starts several processes and numbers them. Without it, this is process 0 of 1.
 RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -72,7 +75,7 @@ class Config:
     gae_lambda: float = setting(0.9, "of the advantages: 0 relies on the critic, 1 on the rewards")
     objective: str = setting("clip", "clip or penalty: what keeps the policy near the old one")
     clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
-    target_kl: float = setting(0.03, "KL that the penalty aims at per update, at first; falls to 0")
+    target_kl: float = setting(0.03, "KL per update that the penalty aims at, at first; falls to 0")
     entropy_coef: float = setting(0.0, "c, the weight of the entropy bonus")
     obs_std: float = setting(2.0, "standard deviation that observations are scaled to")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
@@ -122,7 +125,7 @@ class ObsScale(nn.Module):
         self.count += len(obs)
         self.sum += obs.sum(0)
         self.sum_of_squares += obs.square().sum(0)
-        average(self.count, self.sum, self.sum_of_squares)
+        average(self.count, self.sum, self.sum_of_squares)  # over the processes of torchrun
         mean = self.sum / self.count
         variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
         self.divisor.copy_(variance.sqrt() / self.target_std)
@@ -198,7 +201,7 @@ class RolloutBuffer:
         self.valid = np.zeros((T, N), bool)  # False where a step only reset its environment
 
     def tensors(self, device):
-        """The same fields as tensors."""
+        """The same fields as tensors. On the CPU they share the memory of the arrays."""
         arrays = vars(self).items()
         return SimpleNamespace(**{name: torch.as_tensor(x, device=device) for name, x in arrays})
 
@@ -210,9 +213,9 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
     observation that step t led to, which at the end of an episode is its last one.
     """
     assert reward.shape == terminated.shape == truncated.shape == value[1:].shape
-    # Nothing follows a terminal state. A truncated episode was only interrupted: bootstrap.
+    # Nothing follows a terminal state. After a truncation, V still stands for the rest.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
-    continues = ~(terminated | truncated)  # after an end, row t + 1 is another episode
+    continues = ~(terminated | truncated)  # after an end, row t + 1 only resets
     advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
         advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * continues[t]
@@ -220,7 +223,7 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
 
 
 def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
-    """The loss L to minimise over a minibatch of B steps, and its parts. All tensors are (B,)."""
+    """The loss L to minimise, and its parts. All tensors have one entry for each step."""
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
@@ -232,7 +235,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
         surrogate = ratio * advantage - beta * kl
     policy_loss = -surrogate.mean()
     value_loss = (value - return_).square().mean()
-    with torch.set_grad_enabled(config.entropy_coef > 0):  # otherwise without a costly gradient
+    with torch.set_grad_enabled(config.entropy_coef > 0):  # at 0, no gradient is needed
         entropy = pi.entropy().mean()
     loss = policy_loss + 0.5 * value_loss - config.entropy_coef * entropy
     return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
@@ -241,8 +244,9 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
 class Adam:
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
-    A few operations on one long vector update all parameters, and torch.optim.Adam would take two
-    seconds to construct. Freeze parameters (requires_grad = False) before you construct it.
+    A few operations on one long vector update all parameters, and no time goes into imports (the
+    first of torch's optimizers imports for two seconds). Freeze parameters (requires_grad = False)
+    before you construct it.
     """
     def __init__(self, parameters, lr, eps):
         self.params = [p for p in parameters if p.requires_grad]
@@ -301,17 +305,17 @@ def train(config, envs=None):
     torch.manual_seed(config.seed)  # every process begins with the same weights
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    params = [p for group in optimizer.param_groups for p in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
     T, N = config.num_steps, config.num_envs
-    buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0], len(agent.log_std))
+    obs_dim, action_dim = envs.single_observation_space.shape[0], agent.log_std.numel()
+    buffer = RolloutBuffer(T, N, obs_dim, action_dim)
     beta, env_step, history = 1.0, 0, []
     if config.load:
         beta, env_step, history = restore(config, agent, optimizer, envs)
     save(config, agent, optimizer, envs, beta, env_step, history)
     print(describe(config), flush=True)
 
-    # Different episodes for each seed, process and resumed run. The environments are seeded only
+    # Each seed, process and resumed run plays other episodes. The environments are seeded only
     # once: later resets draw new starts.
     seed = derive_seed(config.seed, RANK, env_step)
     torch.manual_seed(seed)
@@ -343,9 +347,10 @@ def train(config, envs=None):
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
             check_finite("observation", obs)
 
-            # Estimate: once per rollout, so that the targets stand still while the networks learn.
+            # Estimate advantages and targets, once per rollout, so that the targets stand still
+            # while the networks learn.
             rollout = buffer.tensors(config.device)
-            valid = rollout.valid  # (T, N); an array indexed with it has the B valid steps
+            valid = rollout.valid  # (T, N): indexing with it keeps the B valid steps
             with torch.no_grad():
                 value = agent.value(rollout.obs)  # (T+1, N)
                 advantage = compute_gae(rollout.reward, value, rollout.terminated,
@@ -359,8 +364,9 @@ def train(config, envs=None):
 
             # Update: several passes over the rollout, in shuffled minibatches.
             for _ in range(config.epochs):
+                # mb: the indices of one minibatch
                 for mb in torch.randperm(len(b_obs)).tensor_split(config.num_minibatches):
-                    # At standard deviation 1, the update does not depend on the rewards' scale.
+                    # At standard deviation 1, the policy's loss is independent of rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
                     loss, parts = ppo_loss(
@@ -368,8 +374,8 @@ def train(config, envs=None):
                         b_old_log_prob[mb], mb_advantage, b_return[mb], beta, config)
                     optimizer.zero_grad()
                     loss.backward()
-                    average(*[p.grad for p in params if p.grad is not None])
-                    norm = clip_grad_norm_(params, config.max_grad_norm)
+                    average(*[p.grad for p in agent.parameters() if p.grad is not None])
+                    norm = clip_grad_norm_(agent.parameters(), config.max_grad_norm)
                     if not norm.isfinite():
                         raise FloatingPointError("the gradient is not finite; a smaller "
                                                  "--learning-rate may help")
@@ -382,28 +388,31 @@ def train(config, envs=None):
                 kl = (ratio - 1 - log_ratio).mean()
                 average(kl)
             if config.objective == "penalty":  # adapt β ([1] Sec. 4), here within limits
-                if kl > 1.5 * config.target_kl * remaining:
+                target_kl = config.target_kl * remaining
+                if kl > 1.5 * target_kl:
                     beta = min(2 * beta, 1e4)
-                elif kl < config.target_kl * remaining / 1.5:
+                elif kl < target_kl / 1.5:
                     beta = max(beta / 2, 1.0)
             agent.scale.update(b_obs)  # not earlier: old and new policy saw the same scale
 
-            # Report: about twenty times a run, and at its end.
+            # Report: metrics of each update, as for wandb.log(metrics, env_step). About twenty
+            # times a run, and at its end, some of them are printed.
+            scores = [score for _, score in history[-20:]]
+            clipped = (ratio - 1).abs() > config.clip_eps
+            error_var = (b_return - b_value).var(correction=0)
+            return_var = b_return.var(correction=0)
+            metrics = {
+                "episode": len(history),
+                "average_score": float(np.mean(scores)) if scores else np.nan,
+                "kl": kl.item(),
+                "beta": beta,
+                "clipped_fraction": clipped.double().mean().item(),
+                "explained_variance": 1 - (error_var / return_var).item(),  # 1: V was exact
+                "steps_per_second": (env_step - first_step) / (time.time() - start_time),
+                **{name: part.item() for name, part in parts.items()},  # of the last minibatch
+            }
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
-                scores = [score for _, score in history[-20:]]
-                clipped = (ratio - 1).abs() > config.clip_eps
-                error_var = (b_return - b_value).var(correction=0)
-                return_var = b_return.var(correction=0)
-                metrics = {  # all that is worth logging, as in wandb.log(metrics, env_step)
-                    "episode": len(history),
-                    "average_score": float(np.mean(scores)) if scores else np.nan,
-                    "kl": kl.item(),
-                    "clipped_fraction": clipped.double().mean().item(),
-                    "explained_variance": 1 - (error_var / return_var).item(),
-                    "steps_per_second": (env_step - first_step) / (time.time() - start_time),
-                    **{name: part.item() for name, part in parts.items()},
-                }
                 save(config, agent, optimizer, envs, beta, env_step, history)
                 print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "
                       f"last 20 episodes: {metrics['average_score']:.2f}  kl {metrics['kl']:.2g}  "
@@ -491,6 +500,13 @@ def make_envs(env_id, num_envs, render_mode=None):
         raise SettingError(f"--render: {env_id} does not take a render_mode") from None
 
 
+def to_range(action, space):
+    """Stretches actions (N, action_dim) from -1 to 1 to the bounds of the space, and clips them."""
+    action = action.reshape(len(action), *space.shape)
+    action = space.low + (space.high - space.low) * (action + 1) / 2
+    return np.clip(action, space.low, space.high)
+
+
 def prepare(envs):
     """Vector environments with flat observations and actions from -1 to 1, that report scores."""
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
@@ -500,14 +516,7 @@ def prepare(envs):
     if not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
         raise SettingError(f"actions must be a Box with finite bounds, not {space}: use "
                            "ppo_discrete.py for Discrete ones; give others bounds in a wrapper")
-
-    def to_range(action):
-        """Stretches -1 to 1 to the whole range, and clips what was sampled beyond it."""
-        action = action.reshape(len(action), *space.shape)
-        action = space.low + (space.high - space.low) * (action + 1) / 2
-        return np.clip(action, space.low, space.high)
-
-    envs = gym.wrappers.vector.TransformAction(envs, to_range)
+    envs = gym.wrappers.vector.TransformAction(envs, lambda action: to_range(action, space))
     obs_space = envs.single_observation_space
     if obs_space != gym.spaces.flatten_space(obs_space):
         envs = gym.wrappers.vector.FlattenObservation(envs)
@@ -538,7 +547,7 @@ def unfinished(path):
     return f"{path}.{os.getpid()}.unfinished"
 
 
-ONCE = ("save", "load", "device", "eval_episodes", "render")  # these settings are not kept
+ONCE = ("save", "load", "device", "eval_episodes", "render")  # not kept in a checkpoint
 
 
 def save(config, agent, optimizer, envs, beta, env_step, history):
@@ -621,7 +630,7 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     """
     envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
     limit = getattr(envs.spec, "max_episode_steps", None) or 10_000
-    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # no process of a training has this rank
+    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # unlike any seed of training
     returns, playing = np.zeros(episodes), np.ones(episodes, bool)
     for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))

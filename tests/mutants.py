@@ -172,8 +172,8 @@ REMAINING = "remaining = 1 - env_step / config.total_steps"
 each([D, R, A], "update", "learning rate rises", REMAINING, "remaining = env_step / config.total_steps")
 replace(D, "update", "learning rate stays", '= rate * remaining', '= rate')
 replace(D, "update", "learning rate falls faster and faster", "= rate * remaining", '= group["lr"] * remaining')
-replace(D, "update", "target KL stays above", "1.5 * config.target_kl * remaining:", "1.5 * config.target_kl:")
-replace(D, "update", "target KL stays below", "config.target_kl * remaining / 1.5:", "config.target_kl / 1.5:")
+replace(D, "update", "target KL stays above", "kl > 1.5 * target_kl:", "kl > 1.5 * config.target_kl:")
+replace(D, "update", "target KL stays below", "kl < target_kl / 1.5:", "kl < config.target_kl / 1.5:")
 DOUBLE, HALVE = "beta = min(2 * beta, 1e4)", "beta = max(beta / 2, 1.0)"
 each(PPO, "update", "β never rises", DOUBLE, "pass")
 replace(D, "update", "β never falls", HALVE, "pass")
@@ -181,7 +181,7 @@ replace(D, "training", "β falls below 1", HALVE, "beta = beta / 2")
 replace(D, "training", "β has no upper limit", DOUBLE, "beta = 2 * beta")
 mutant(D, "β the wrong way", "update", (DOUBLE, "beta = beta / 2"), (HALVE, "beta = 2 * beta"))
 replace(D, "update", "β moves with the clip", 'if config.objective == "penalty":', "if True:")
-replace(D, "update", "β rises at any KL above the target", "if kl > 1.5 * config", "if kl > config")
+replace(D, "update", "β rises at any KL above the target", "if kl > 1.5 * target", "if kl > target")
 
 # ---- ppo_discrete.py: what a user sees ----
 replace(D, "update", "the KL upside down", "log_prob(b_action) - b_old_log_prob",
@@ -208,10 +208,10 @@ replace(D, "checkpoints", "steps of one process counted", COUNT, "env_step += N"
 replace(D, "update", "scores of all, whoever is done", 'info["episode"]["r"][done]', 'info["episode"]["r"]')
 
 # ---- ppo_discrete.py: gradient step and Adam ----
-CLIP = "clip_grad_norm_(params, config.max_grad_norm)"
-replace(D, "update", "gradient not clipped", CLIP, "clip_grad_norm_(params, torch.inf)")
-replace(D, "update", "short gradients made longer", CLIP, "clip_grad_norm_(params, 1e9)\n                    "
-        "params[0].grad *= config.max_grad_norm / norm")
+CLIP = "clip_grad_norm_(agent.parameters(), config.max_grad_norm)"
+replace(D, "update", "gradient not clipped", CLIP, "clip_grad_norm_(agent.parameters(), torch.inf)")
+replace(D, "update", "short gradients made longer", CLIP, "clip_grad_norm_(agent.parameters(), 1e9)\n                    "
+        "[p.grad.mul_(config.max_grad_norm / norm) for p in agent.parameters()]")
 ZERO, STEP = "optimizer.zero_grad()", "optimizer.step()"
 each([D, R, A], "update", "zero_grad forgotten", ZERO, "pass")
 each([D, R, A], "update", "optimizer's step forgotten", STEP, "pass")
@@ -249,7 +249,7 @@ each([D, C, R, A], "interface", "observations that are not finite go through", '
 each([D, R, A], "interface", "rewards that are not finite go through", 'check_finite("reward", reward)', "pass")
 
 # ---- ppo_discrete.py: several processes and threads ----
-AVERAGE = "average(*[p.grad for p in params if p.grad is not None])"
+AVERAGE = "average(*[p.grad for p in agent.parameters() if p.grad is not None])"
 replace(D, "training", "each process follows its own gradient", AVERAGE, "pass")
 mutant(D, "gradients averaged after the clip", "training", (f"                    {AVERAGE}\n", ""),
        (CLIP, f"{CLIP}\n                    {AVERAGE}"))
@@ -309,7 +309,8 @@ replace(D, "training", "evaluation plays on after a terminal state", "playing &=
 replace(D, "training", "endless evaluations end too soon", "or 10_000", "or 100")
 
 # ---- ppo_discrete.py: checkpoints ----
-replace(D, "checkpoints", "β not saved", '"beta": beta,', '"beta": 1.0,')
+replace(D, "checkpoints", "β not saved", '        "beta": beta,\n        "env_step"', '        "beta": 1.0,\n        "env_step"')
+replace(D, "update", "another β in the metrics", '"beta": beta,\n                "clipped', '"beta": 1.0,\n                "clipped')
 replace(D, "checkpoints", "β not loaded", "return beta, env_step, [", "return 1.0, env_step, [")
 replace(D, "checkpoints", "spread of rewards not saved", 'checkpoint["reward_stats"] = {name', "_ = {name")
 replace(D, "checkpoints", "spread of rewards not loaded", "setattr(envs.return_rms, name, np.float64(value))", "pass")

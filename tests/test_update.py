@@ -405,6 +405,7 @@ def slow_ppo(recording, agent):
             "value_loss": mean_of(errors),
             "entropy": mean_of(entropies),
             "kl": kl,
+            "beta": agent.beta,
             "clipped_fraction": far / len(steps),
             "explained_variance": 1 - variance_of(missed) / variance_of(learned),
         }

@@ -719,6 +719,16 @@ def test_a_copied_agent_that_left_its_optimizer_is_an_error(name):
     assert torch.equal(weights_of(agent), trained) and torch.equal(weights_of(copied), trained)
 
 
+@pytest.mark.parametrize("name", PPO)
+def test_a_parameter_that_the_loss_leaves_out_stays_as_it_is(name):
+    agent = new_agent(name)
+    agent.spare = torch.nn.Parameter(torch.ones(3))
+    optimizer = load(name).Adam(agent.parameters(), lr=0.01, eps=1e-5)
+    before = weights_of(agent.policy).clone()
+    step_of(agent, optimizer)
+    assert (agent.spare == 1).all() and not torch.equal(weights_of(agent.policy), before)
+
+
 @pytest.mark.parametrize("change", [lambda agent: agent.double().float(), lambda agent: agent.to("cpu").train()])
 @pytest.mark.parametrize("name", PPO)
 def test_an_agent_that_was_moved_or_converted_learns_the_same(name, change):

@@ -241,10 +241,10 @@ class Adam:
 
     A few operations on one long vector update all parameters, and no time goes into imports (the
     first of torch's optimizers imports for two seconds). Freeze parameters (requires_grad = False)
-    before you construct it.
+    before the first step.
     """
     def __init__(self, parameters, lr, eps):
-        self.params = [p for p in parameters if p.requires_grad]
+        self.params = list(parameters)
         self.param_groups = [{"params": self.params, "lr": lr}]  # as torch's optimizers have
         self.eps = eps
         self.mean = torch.zeros_like(parameters_to_vector(self.params))  # of the gradients

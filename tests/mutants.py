@@ -233,7 +233,6 @@ mutant(D, "Adam's learning rate stays", "training", ("self.eps = eps", "self.eps
        ('self.param_groups[0]["lr"]', "self.lr"))
 replace(D, "training", "a gradient that never came is not noticed", "if all(p.grad is None for p in self.params):", "if False:")
 replace(D, "training", "every parameter must have a gradient", "if all(p.grad is None", "if any(p.grad is None")
-replace(D, "training", "frozen parameters in Adam", "[p for p in parameters if p.requires_grad]", "list(parameters)")
 replace(D, "training", "new weights do not reach the parameters", "vector_to_parameters(weight, self.params)", "pass")
 for part in ("mean", "square"):
     replace(D, "checkpoints", f"Adam's {part} not resumed", f'self.{part}.copy_(state["{part}"])', "pass")

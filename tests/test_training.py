@@ -1,6 +1,7 @@
 """The training loops on real environments: what enters a batch, what is counted, and that they learn."""
 
 import copy
+import itertools
 import math
 import re
 import subprocess
@@ -610,6 +611,9 @@ def test_the_average_over_processes_is_taken_of_gradients_sums_and_kl(name, monk
     torch.testing.assert_close(first[0] / 2, first[1])
     torch.testing.assert_close(sums[0] / 2, sums[1])
     assert sizes == [(len(first[0]),)] * 2 * 4 + [(1,), (1 + 3 + 3,)]
+    steps.clear()
+    module.train(small(name, total_steps=42, max_grad_norm=1e-3))
+    assert steps[0]["grad"].norm() == pytest.approx(1e-3, rel=1e-2)  # averaged after the clip, it would be half as long
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -769,6 +773,12 @@ def test_with_torchs_adam_a_checkpoint_can_be_resumed(name, tmp_path, quiet):
 
 
 # ---- Seeds ----
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_seeds_differ_for_each_run_process_and_resumed_step(name):
+    seeds = [load(name).derive_seed(*numbers) for numbers in itertools.product(range(4), range(4), (0, 1, 2, 125))]
+    assert len(set(seeds)) == len(seeds) == 64 and all(0 <= seed < 2**32 for seed in seeds)
 
 
 def rollouts_of(name, num_steps):

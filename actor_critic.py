@@ -210,15 +210,17 @@ def train(config, envs=None):
                 env_step += N
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
-            action_rows.append(agent.act(obs))  # a_T, which Q(s_T, a_T) needs; it is not played
+            check_finite("observation", obs)
 
             # Estimate: the policy, the critics' errors and ψ, the weight of each action.
             all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
             rewards = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             terminations = torch.as_tensor(np.stack(terminated_rows))  # (T, N)
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
-            all_actions = torch.as_tensor(np.stack(action_rows))  # (T+1, N)
             pi = agent.pi(all_obs)
+            actions = torch.as_tensor(np.stack(action_rows))  # (T, N)
+            last_action = pi.sample()[-1:]  # (1, N): a_T, which Q(s_T, a_T) needs; it is not played
+            all_actions = torch.cat([actions, last_action])  # (T+1, N)
             v = agent.v(all_obs)  # (T+1, N)
             q = agent.q(all_obs, all_actions)  # (T+1, N)
             v_error = td_error(rewards, v[:-1], v[1:], terminations, config.gamma)  # (T, N)

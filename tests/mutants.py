@@ -485,10 +485,10 @@ replace(A, "estimates", "the target follows the critic", "target.detach() - valu
 replace(A, "estimates", "bootstrap behind a terminal state", "next_value * ~terminated", "next_value")
 mutant(A, "the gradient flows through ψ", "update",
        ("b_psi = psi[valid].detach()", "b_psi = psi[valid]"))
-LAST_ACTION = "action_rows.append(agent.act(obs))"
-replace(A, "update", "Q of the last action played again", LAST_ACTION, "action_rows.append(action)")
-replace(A, "update", "Q of an action drawn elsewhere", LAST_ACTION, "action_rows.append(agent.act(obs_rows[0]))")
-replace(A, "update", "Q of the likeliest last action", LAST_ACTION, "action_rows.append(agent.act(obs, greedy=True))")
+LAST_ACTION = "last_action = pi.sample()[-1:]"
+replace(A, "update", "Q of the last action played again", LAST_ACTION, "last_action = actions[-1:]")
+replace(A, "update", "Q of an action drawn elsewhere", LAST_ACTION, "last_action = pi.sample()[:1]")
+replace(A, "update", "Q of the likeliest last action", LAST_ACTION, "last_action = pi.mode[-1:]")
 replace(A, "update", "Q of the best action", "q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)",
         "q_of_all_actions.amax(-1)")
 replace(A, "update", "Q bootstraps from the same state", "td_error(rewards, q[:-1], q[1:],",

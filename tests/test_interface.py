@@ -255,6 +255,24 @@ def test_the_first_line_says_which_settings_a_run_has(name, monkeypatch, capsys)
     assert same == f"{task} with the settings for other tasks (ELSEWHERE)"
 
 
+@pytest.mark.parametrize("name", PPO)
+def test_environments_of_ones_own_have_their_name_in_the_first_line(name, capsys):
+    module = load(name)
+    envs = gym.make_vec(marked(name), 3)
+    module.train(module.Config(total_steps=0, num_envs=3), envs)
+    assert capsys.readouterr().out.startswith(f"{marked(name)} with ")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_evaluations_have_the_seed_of_the_run(name, monkeypatch, capsys):
+    module, seen = load(name), []
+    evaluate = module.evaluate
+    monkeypatch.setattr(module, "evaluate", lambda *given: seen.append(given[2:]) or evaluate(*given))
+    arguments = ["--env-id", marked(name), "--total-steps", "0", "--eval-episodes", "3", "--seed", "7"]
+    status, out, err = run_main(module, monkeypatch, capsys, *arguments)
+    assert status is None and seen == [(3, True, 7), (3, False, 7)]
+
+
 # ---- A run ----
 
 

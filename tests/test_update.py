@@ -57,7 +57,7 @@ class Recording:
     checkpoint: dict = None  # the last one, of PPO
     acts: list = field(default_factory=list)  # of each step: observations, actions, their log-probability
     orders: list = field(default_factory=list)  # of each epoch: a permutation of the steps
-    draws: list = field(default_factory=list)  # of each actor-critic update: the last actions, which are not played
+    draws: list = field(default_factory=list)  # of each actor-critic update: actions for every row
 
 
 def record(module, monkeypatch, capsys, offset=None, **settings):
@@ -65,6 +65,7 @@ def record(module, monkeypatch, capsys, offset=None, **settings):
     name, kept = module.__name__.removesuffix("_edited"), Recording()
     network = module.Policy if name == "reinforce" else module.ActorCritic
     start, act, randperm = network.__init__, network.act, torch.randperm
+    sample = torch.distributions.Categorical.sample
 
     def kept_start(agent, *args):
         start(agent, *args)
@@ -78,6 +79,12 @@ def record(module, monkeypatch, capsys, offset=None, **settings):
         kept.acts.append((obs.copy(), action.copy(), log_prob.numpy()))
         return action
 
+    def kept_draw(pi, *args):
+        drawn = sample(pi, *args)
+        if drawn.ndim == 2:  # not (N,), which is an act
+            kept.draws.append(drawn.clone())
+        return drawn
+
     def kept_order(*args, **kwargs):
         kept.orders.append(randperm(*args, **kwargs))
         return kept.orders[-1].clone()
@@ -85,6 +92,7 @@ def record(module, monkeypatch, capsys, offset=None, **settings):
     monkeypatch.setattr(network, "__init__", kept_start)
     monkeypatch.setattr(network, "act", kept_act)
     monkeypatch.setattr(torch, "randperm", kept_order)
+    monkeypatch.setattr(torch.distributions.Categorical, "sample", kept_draw)
     kept.config = module.Config(env_id=marked(name), **settings)
     envs = gym.make_vec(marked(name), kept.config.num_envs)
     if offset is not None:
@@ -93,10 +101,6 @@ def record(module, monkeypatch, capsys, offset=None, **settings):
     capsys.readouterr()
     kept.agent, kept.history = module.train(kept.config, kept.envs)
     kept.printed = capsys.readouterr().out
-    if name == "actor_critic":
-        each = kept.config.num_steps + 1
-        kept.draws = [action for _, action, _ in kept.acts[each - 1 :: each]]
-        del kept.acts[each - 1 :: each]
     if name in PPO:
         kept.checkpoint = torch.load(kept.config.save, weights_only=True)
     return kept
@@ -450,7 +454,7 @@ def slow_actor_critic(recording, agent):
         for step in steps:
             t = step.t % config.num_steps
             # What π plays in the next observation. After the last step it is drawn, but not played.
-            next_action = drawn[step.n] if t == config.num_steps - 1 else recording.acts[step.t + 1][1][step.n]
+            next_action = drawn[-1][step.n] if t == config.num_steps - 1 else recording.acts[step.t + 1][1][step.n]
             next_v, next_q = 0.0, 0.0  # after a terminal step nothing is still to come
             if not step.terminated:
                 next_v = agent.value(step.next_obs, "v_critic")

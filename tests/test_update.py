@@ -79,15 +79,15 @@ def record(module, monkeypatch, capsys, offset=None, **settings):
         kept.acts.append((obs.copy(), action.copy(), log_prob.numpy()))
         return action
 
+    def kept_order(*args, **kwargs):
+        kept.orders.append(randperm(*args, **kwargs))
+        return kept.orders[-1].clone()
+
     def kept_draw(pi, *args):
         drawn = sample(pi, *args)
         if drawn.ndim == 2:  # not (N,), which is an act
             kept.draws.append(drawn.clone())
         return drawn
-
-    def kept_order(*args, **kwargs):
-        kept.orders.append(randperm(*args, **kwargs))
-        return kept.orders[-1].clone()
 
     monkeypatch.setattr(network, "__init__", kept_start)
     monkeypatch.setattr(network, "act", kept_act)

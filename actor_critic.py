@@ -25,7 +25,8 @@ s_{t+1}. After a terminal state V and Q count as 0. In each update ψ_t is first
 to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor through the critics' targets
 r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
 
-`python actor_critic.py` solves CartPole, with an average score of 475, in about 18,000 steps.
+`python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps.
+The score of an episode is the sum of its rewards, and CartPole is solved when it averages 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 """
@@ -33,7 +34,6 @@ r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
 import os
 import signal
 import sys
-import time
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -57,7 +57,7 @@ class Config:
     total_steps: int = setting(100_000, "environment steps to train for")
     num_envs: int = setting(4, "N, environments played side by side")
     num_steps: int = setting(8, "T, steps of each environment per update")
-    learning_rate: float = setting(5e-3, "learning rate of Adam, at first; it falls linearly to 0")
+    learning_rate: float = setting(5e-3, "initial learning rate of Adam; it falls linearly to 0")
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
     gamma: float = setting(0.995, "discount of later rewards")
     critic: str = setting("td", "td, q or advantage: what the weight ψ of an action is")
@@ -72,11 +72,15 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations to a standard deviation of target_std."""
+    """Scales each feature of the observations to a standard deviation of target_std.
+
+    Networks learn best from numbers of the order of 1. Before the first update, nothing is scaled.
+    """
     def __init__(self, obs_dim, target_std):
         super().__init__()
         self.target_std = target_std
-        # Sums over all observations so far. As buffers, they are saved with the weights.
+        # Sums over all observations so far, in float64 for precision. As buffers, they are saved
+        # with the weights.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
         self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
@@ -99,8 +103,8 @@ class ObsScale(nn.Module):
         variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
         self.divisor.copy_(variance.sqrt() / self.target_std)
         if first:
-            # A feature far from 0 would be cut off at 10, so its mean is subtracted. This mean is
-            # never updated: if it moved, features that stay the same would seem to change.
+            # A feature far from 0 would be cut off at 10, so its mean is subtracted. The shift
+            # stays the same from then on: a moving one makes learning slower.
             far = (mean.abs() + variance.sqrt()) / self.divisor > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
@@ -115,7 +119,7 @@ def linear(size_in, size_out, gain):
 
 def mlp(size_in, size_out, config, output_gain):
     """A network (..., size_in) -> (..., size_out) with the hidden layers of the settings."""
-    activation = nn.Tanh if config.activation == "tanh" else nn.ReLU
+    activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]
     layers, size = [], size_in
     for _ in range(config.hidden_layers):
         layers += [linear(size, config.hidden_size, gain=2**0.5), activation()]
@@ -187,7 +191,6 @@ def train(config, envs=None):
     torch.manual_seed(seed)  # for the actions
     obs, _ = envs.reset(seed=seed)
     done = np.zeros(N, bool)
-    start_time = time.time()
     next_report = 0
     try:
         while env_step < config.total_steps:
@@ -210,7 +213,7 @@ def train(config, envs=None):
                 env_step += N
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
-            check_finite("observation", obs)
+            check_finite("observation", obs)  # the last one; act has checked the others
 
             # Estimate: the policy, the critics' errors and ψ, the weight of each action.
             all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
@@ -263,7 +266,6 @@ def train(config, envs=None):
                     "policy_loss": policy_loss.item(),
                     "critic_loss": critic_loss.item(),
                     "entropy": entropy.item(),
-                    "steps_per_second": env_step / (time.time() - start_time),
                 }
                 print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "
                       f"last 20 episodes: {metrics['average_score']:.2f}  "
@@ -282,6 +284,7 @@ class SettingError(ValueError):
 
 def check(config):
     """Raises SettingError for the first setting that cannot work."""
+    # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
     limits = {
         "num_envs": (1, np.inf), "num_steps": (2, np.inf), "hidden_size": (1, 10_000),
         "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf), "gamma": (0, 1),
@@ -350,12 +353,12 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     your own, as many as episodes.
     """
     envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
-    limit = getattr(envs.spec, "max_episode_steps", None) or 10_000
+    limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
     obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))
     returns, playing = np.zeros(episodes), np.ones(episodes, bool)
     for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += reward * playing  # the first episode of each environment
+        returns[playing] += reward[playing]  # the first episode of each environment
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
@@ -383,6 +386,7 @@ def main():
     for number, handler in handlers.items():
         if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         config = Config(**given)
@@ -390,11 +394,12 @@ def main():
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
-        for greedy in (True, False):
-            if config.eval_episodes > 0:
-                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
-                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} "
-                      f"over {config.eval_episodes} episodes", flush=True)
+        if config.eval_episodes > 0:
+            for kind in ("greedy", "sampled"):
+                scores = evaluate(agent, config.env_id, config.eval_episodes, kind == "greedy",
+                                  config.seed)
+                print(f"{kind} evaluation: {scores.mean():.2f} over {config.eval_episodes} "
+                      "episodes", flush=True)
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
     except (SettingError, FloatingPointError) as error:
@@ -404,9 +409,10 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    finally:
+    finally:  # a notebook needs them again
+        torch.set_num_threads(num_threads)
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # a notebook goes on
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

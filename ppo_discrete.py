@@ -28,7 +28,8 @@ and K for the number of epochs. With --objective penalty, L begins with -E[ρ_t 
 instead ([1] Eq. 8): the divergence KL measures how far π has moved from π_old, and its weight β
 adapts to it.
 
-`python ppo_discrete.py` solves CartPole, with an average score of 475, in about 13,000 steps.
+`python ppo_discrete.py` solves CartPole after about 13,000 of 30,000 steps.
+The score of an episode is the sum of its rewards, and CartPole is solved when it averages 475.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -68,13 +69,13 @@ class Config:
     num_steps: int = setting(25, "T, steps of each environment per rollout")
     epochs: int = setting(4, "passes over each rollout")
     num_minibatches: int = setting(2, "minibatches per epoch, each for one optimizer step")
-    learning_rate: float = setting(1e-2, "learning rate of Adam, at first; it falls linearly to 0")
+    learning_rate: float = setting(1e-2, "initial learning rate of Adam; it falls linearly to 0")
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
     gamma: float = setting(0.995, "discount of later rewards")
-    gae_lambda: float = setting(0.97, "of the advantages: 0 relies on the critic, 1 on the rewards")
+    gae_lambda: float = setting(0.97, "GAE's lambda: 0 relies on the critic, 1 on the rewards")
     objective: str = setting("clip", "clip or penalty: what keeps the policy near the old one")
     clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
-    target_kl: float = setting(0.02, "KL per update that the penalty aims at, at first; falls to 0")
+    target_kl: float = setting(0.02, "initial KL per update that the penalty aims at; falls to 0")
     entropy_coef: float = setting(0.0, "c, the weight of the entropy bonus")
     obs_std: float = setting(2.0, "standard deviation that observations are scaled to")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
@@ -100,11 +101,15 @@ ELSEWHERE = dict(
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations to a standard deviation of target_std."""
+    """Scales each feature of the observations to a standard deviation of target_std.
+
+    Networks learn best from numbers of the order of 1. Before the first update, nothing is scaled.
+    """
     def __init__(self, obs_dim, target_std):
         super().__init__()
         self.target_std = target_std
-        # Sums over all observations so far. As buffers, they are saved with the weights.
+        # Sums over all observations so far, in float64 for precision. As buffers, they are saved
+        # with the weights.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
         self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
@@ -128,8 +133,8 @@ class ObsScale(nn.Module):
         variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
         self.divisor.copy_(variance.sqrt() / self.target_std)
         if first:
-            # A feature far from 0 would be cut off at 10, so its mean is subtracted. This mean is
-            # never updated: if it moved, features that stay the same would seem to change.
+            # A feature far from 0 would be cut off at 10, so its mean is subtracted. The shift
+            # stays the same from then on: a moving one makes learning slower.
             far = (mean.abs() + variance.sqrt()) / self.divisor > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
@@ -144,7 +149,7 @@ def linear(size_in, size_out, gain):
 
 def mlp(size_in, size_out, config, output_gain):
     """A network (..., size_in) -> (..., size_out) with the hidden layers of the settings."""
-    activation = nn.Tanh if config.activation == "tanh" else nn.ReLU
+    activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]
     layers, size = [], size_in
     for _ in range(config.hidden_layers):
         layers += [linear(size, config.hidden_size, gain=2**0.5), activation()]
@@ -218,7 +223,7 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
 
 
 def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
-    """The loss L to minimise, and its parts. All tensors have one entry for each step."""
+    """The loss L to minimise, and its parts. All tensors have one row for each step."""
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
@@ -230,8 +235,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
         surrogate = ratio * advantage - beta * kl
     policy_loss = -surrogate.mean()
     value_loss = (value - return_).square().mean()
-    with torch.set_grad_enabled(config.entropy_coef > 0):  # at 0, no gradient is needed
-        entropy = pi.entropy().mean()
+    entropy = pi.entropy().mean()
     loss = policy_loss + 0.5 * value_loss - config.entropy_coef * entropy
     return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
@@ -239,9 +243,9 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
 class Adam:
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
-    A few operations on one long vector update all parameters, and no time goes into imports (the
-    first of torch's optimizers imports for two seconds). Freeze parameters (requires_grad = False)
-    before the first step.
+    A few operations on one long vector update all parameters, and nothing is imported:
+    constructing torch's first optimizer takes two seconds of imports. Freeze parameters
+    (requires_grad = False) before the first step: later, they would move on by momentum.
     """
     def __init__(self, parameters, lr, eps):
         self.params = list(parameters)
@@ -301,12 +305,12 @@ def train(config, envs=None):
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     rates = [group["lr"] for group in optimizer.param_groups]
-    T, N = config.num_steps, config.num_envs
+    T, N = int(config.num_steps), int(config.num_envs)  # numpy's would not fit a checkpoint
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
     beta, env_step, history = 1.0, 0, []
     if config.load:
         beta, env_step, history = restore(config, agent, optimizer, envs)
-    save(config, agent, optimizer, envs, beta, env_step, history)
+    save(config, agent, optimizer, envs, beta, env_step, history)  # can be resumed from the start
     print(describe(config), flush=True)
 
     # Each seed, process and resumed run plays other episodes. The environments are seeded only
@@ -339,7 +343,7 @@ def train(config, envs=None):
                 env_step += N * PROCESSES  # each process has N environments of its own
                 if done.any():
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
-            check_finite("observation", obs)
+            check_finite("observation", obs)  # the last one; act has checked the others
 
             # Estimate advantages and targets, once per rollout, so that the targets stand still
             # while the networks learn.
@@ -353,14 +357,14 @@ def train(config, envs=None):
                 b_action = rollout.action[valid]
                 b_value = value[:-1][valid]
                 b_advantage = advantage[valid]
-                b_return = b_advantage + b_value  # what the critic learns to predict
+                b_return = (advantage + value[:-1])[valid]  # what the critic learns to predict
                 b_old_log_prob = agent.pi(b_obs).log_prob(b_action)
 
             # Update: several passes over the rollout, in shuffled minibatches.
             for _ in range(config.epochs):
                 # mb: the indices of one minibatch
                 for mb in torch.randperm(len(b_obs)).tensor_split(config.num_minibatches):
-                    # At standard deviation 1, the policy's loss is independent of rewards' scale.
+                    # Thus the scale of the rewards does not change the policy's loss.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
                     loss, parts = ppo_loss(
@@ -389,7 +393,7 @@ def train(config, envs=None):
                     beta = max(beta / 2, 1.0)
             agent.scale.update(b_obs)  # not earlier: old and new policy saw the same scale
 
-            # Report: metrics of each update, as for wandb.log(metrics, env_step). About twenty
+            # Report: metrics of each update, ready for wandb.log(metrics, env_step). About twenty
             # times a run, and at its end, some of them are printed.
             scores = [score for _, score in history[-20:]]
             clipped = (ratio - 1).abs() > config.clip_eps
@@ -428,6 +432,7 @@ class SettingError(ValueError):
 
 def check(config):
     """Raises SettingError for the first setting that cannot work."""
+    # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
     limits = {
         "num_envs": (1, np.inf), "num_steps": (2, np.inf), "epochs": (1, np.inf),
         "hidden_size": (1, 10_000), "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
@@ -455,7 +460,7 @@ def check(config):
         raise SettingError(f"--num-minibatches {config.num_minibatches}: must be from 1 to "
                            f"{fewest}, half the steps of a rollout")
     try:
-        torch.zeros(1, device=config.device).item()
+        torch.zeros(1, dtype=torch.float64, device=config.device).item()
     except Exception as error:  # torch raises many kinds
         reason = str(error).splitlines()[0]
         raise SettingError(f"--device {config.device}: must be cpu or cuda: {reason}") from None
@@ -532,7 +537,8 @@ def unfinished(path):
     return f"{path}.{os.getpid()}.unfinished"
 
 
-ONCE = ("save", "load", "device", "eval_episodes", "render")  # not kept in a checkpoint
+# Settings of a single run, which a checkpoint does not keep.
+NOT_KEPT = ("save", "load", "device", "eval_episodes", "render")
 
 
 def save(config, agent, optimizer, envs, beta, env_step, history):
@@ -540,8 +546,9 @@ def save(config, agent, optimizer, envs, beta, env_step, history):
     if not config.save or RANK > 0:
         return
     checkpoint = {
+        # spec.type makes numpy's numbers plain ones: torch.load takes no others from a file.
         "config": {spec.name: spec.type(getattr(config, spec.name)) for spec in fields(config)
-                   if spec.name not in ONCE},
+                   if spec.name not in NOT_KEPT},
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "reward_stats": {},
@@ -577,14 +584,14 @@ def resume(path, **given):
     """The settings of a checkpoint, except those given anew: train(resume("a.pt", seed=1))."""
     try:
         settings = read_checkpoint(path)["config"]
-        kept = {name: value for name, value in settings.items() if name not in ONCE}
+        kept = {name: value for name, value in settings.items() if name not in NOT_KEPT}
         return Config(**kept | given | {"load": path})
     except TypeError as error:
         raise SettingError(f"--load {path}: {error}") from None
 
 
 def restore(config, agent, optimizer, envs):
-    """Fills agent, optimizer and reward statistics from a checkpoint: beta, env_step, history."""
+    """Fills agent, optimizer and reward statistics. Returns beta, env_step and history."""
     checkpoint = read_checkpoint(config.load)
     try:
         agent.load_state_dict(checkpoint["agent"])
@@ -614,12 +621,12 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     your own, as many as episodes.
     """
     envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
-    limit = getattr(envs.spec, "max_episode_steps", None) or 10_000
+    limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
     obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # unlike any seed of training
     returns, playing = np.zeros(episodes), np.ones(episodes, bool)
     for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += reward * playing  # the first episode of each environment
+        returns[playing] += reward[playing]  # the first episode of each environment
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
@@ -650,10 +657,10 @@ def main():
     for number, handler in handlers.items():
         if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
-    if PROCESSES > 1:
-        torch.distributed.init_process_group("gloo")
-        sys.stdout = sys.stdout if RANK == 0 else open(os.devnull, "w")
     try:
+        if PROCESSES > 1:
+            torch.distributed.init_process_group("gloo")
+            sys.stdout = sys.stdout if RANK == 0 else open(os.devnull, "w")
         if given.get("load"):
             config = resume(given["load"], **given)
         elif given.get("env_id", Config.env_id) == Config.env_id:
@@ -664,17 +671,18 @@ def main():
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
-        for greedy in (True, False):
-            if config.eval_episodes > 0:
-                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
-                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} "
-                      f"over {config.eval_episodes} episodes", flush=True)
+        if config.eval_episodes > 0:
+            for kind in ("greedy", "sampled"):
+                scores = evaluate(agent, config.env_id, config.eval_episodes, kind == "greedy",
+                                  config.seed)
+                print(f"{kind} evaluation: {scores.mean():.2f} over {config.eval_episodes} "
+                      "episodes", flush=True)
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
         if config.save and RANK == 0:
             exists = os.path.exists(config.save)
             if not exists or read_checkpoint(config.save)["env_step"] < config.total_steps:
-                sys.exit(1)  # the last checkpoint was not written, as has been said
+                sys.exit(1)  # the last checkpoint was not written; stderr says why
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -684,7 +692,7 @@ def main():
         sys.exit(1)
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # a notebook goes on
+            signal.signal(number, handler)  # a notebook needs them again
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ steps later is multiplied by γ^k. If G_t is larger than the mean of the N episo
 same step, action a_t becomes more likely, and if it is smaller, less likely.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
-    L   = -E[(G_t - b_t) / d · log π(a_t|s_t)]         REINFORCE, baseline    [1] Eq. 13.11, [2]
+    L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
 
 L is the loss to minimise, and E the mean over all steps of the episodes. The baseline b_t is the
 mean of the N returns G_t, where an episode that is over counts as 0, and d the standard deviation
 of all G_t - b_t. README derives L from the average return of an episode. In theory the term of step
-t is also multiplied by γ^t, but nearly everyone leaves that out.
+t is also multiplied by γ^t. Nearly everyone leaves that out, as it works better without.
 
-`python reinforce.py` solves CartPole, with an average score of 475, in about 20,000 steps.
+`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps.
+The score of an episode is the sum of its rewards, and CartPole is solved when it averages 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -25,7 +26,6 @@ t is also multiplied by γ^t, but nearly everyone leaves that out.
 import os
 import signal
 import sys
-import time
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -47,8 +47,8 @@ class Config:
     """Every setting of a run. Each is a flag of the command line: num_envs becomes --num-envs."""
     env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
     total_steps: int = setting(80_000, "environment steps to train for")
-    num_envs: int = setting(6, "N, environments, which play one episode each per update")
-    learning_rate: float = setting(1e-2, "learning rate of Adam, at first; it falls linearly to 0")
+    num_envs: int = setting(6, "N, environments; each plays one episode per update")
+    learning_rate: float = setting(1e-2, "initial learning rate of Adam; it falls linearly to 0")
     gamma: float = setting(0.995, "discount of later rewards")
     hidden_size: int = setting(64, "units of the hidden layer")
     seed: int = setting(0, "the same seed, machine and versions give the same scores")
@@ -57,11 +57,15 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations to a standard deviation of target_std."""
+    """Scales each feature of the observations to a standard deviation of target_std.
+
+    Networks learn best from numbers of the order of 1. Before the first update, nothing is scaled.
+    """
     def __init__(self, obs_dim, target_std):
         super().__init__()
         self.target_std = target_std
-        # Sums over all observations so far. As buffers, they are saved with the weights.
+        # Sums over all observations so far, in float64 for precision. As buffers, they are saved
+        # with the weights.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
         self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
@@ -84,8 +88,8 @@ class ObsScale(nn.Module):
         variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
         self.divisor.copy_(variance.sqrt() / self.target_std)
         if first:
-            # A feature far from 0 would be cut off at 10, so its mean is subtracted. This mean is
-            # never updated: if it moved, features that stay the same would seem to change.
+            # A feature far from 0 would be cut off at 10, so its mean is subtracted. The shift
+            # stays the same from then on: a moving one makes learning slower.
             far = (mean.abs() + variance.sqrt()) / self.divisor > 10
             self.shift.copy_(torch.where(far, mean, 0.0))
 
@@ -150,7 +154,6 @@ def train(config, envs=None):
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
     envs.reset(seed=seed)
-    start_time = time.time()
     next_report = 0
     try:
         while env_step < config.total_steps:
@@ -158,13 +161,13 @@ def train(config, envs=None):
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
             # Collect: play one episode in each environment with the current policy. An environment
-            # whose episode is over begins another, which is not valid, until all are over.
+            # that ends early begins another episode, which is not valid, until all have ended.
             obs, _ = envs.reset()
             obs_rows, action_rows, reward_rows, valid_rows = [], [], [], []
             playing = np.ones(N, bool)
             while playing.any() and len(obs_rows) < 10_000:  # some episodes never end
                 action = agent.act(obs)
-                obs_rows.append(obs.copy())  # some environments use their array again
+                obs_rows.append(obs.copy())  # some environments reuse their array
                 action_rows.append(action)
                 valid_rows.append(playing.copy())
                 obs, reward, terminated, truncated, info = envs.step(action)
@@ -172,13 +175,13 @@ def train(config, envs=None):
                 reward_rows.append(reward * playing)  # 0 after an episode's end
                 finished = playing & (terminated | truncated)
                 playing &= ~finished
-                env_step += N
+                env_step += N  # steps that are not valid count, too
                 if finished.any():
                     scores = info["episode"]["r"][finished]
                     history += [(env_step, float(score)) for score in scores]
 
             # Estimate: compare each return with the mean of the N returns at the same step. On
-            # average, subtracting it does not change the gradient's direction, but removes noise.
+            # average, subtracting it keeps the direction of the gradient, and it reduces the noise.
             rollout_reward = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
             return_ = compute_returns(rollout_reward, config.gamma)  # (T, N)
@@ -186,7 +189,7 @@ def train(config, envs=None):
                 baseline = return_.mean(1, keepdim=True)  # (T, 1)
             else:
                 baseline = return_.mean()  # a single episode is compared with its own average
-            b_difference = (return_ - baseline)[valid]  # (B,): b_ marks the B valid steps, in a row
+            b_difference = (return_ - baseline)[valid]  # (B,): b_ marks the B valid steps
             # Dividing by the standard deviation makes the update independent of the rewards' scale.
             b_weight = b_difference / (b_difference.std(correction=0) + 1e-8)
 
@@ -195,7 +198,7 @@ def train(config, envs=None):
             b_action = torch.as_tensor(np.stack(action_rows))[valid]  # (B,)
             pi = agent.pi(b_obs)
             log_prob = pi.log_prob(b_action)
-            assert log_prob.shape == b_weight.shape
+            assert log_prob.shape == b_weight.shape  # (B,) times (B, 1) would be (B, B)
             loss = -(log_prob * b_weight).mean()
             if not loss.isfinite():
                 raise FloatingPointError("the loss is not finite: the rewards may be too large")
@@ -212,7 +215,6 @@ def train(config, envs=None):
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "entropy": pi.entropy().mean().item(),
-                    "steps_per_second": env_step / (time.time() - start_time),
                 }
                 print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "
                       f"last 20 episodes: {metrics['average_score']:.2f}  "
@@ -231,6 +233,7 @@ class SettingError(ValueError):
 
 def check(config):
     """Raises SettingError for the first setting that cannot work."""
+    # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
     limits = {"num_envs": (1, np.inf), "hidden_size": (1, 10_000), "learning_rate": (0, 1),
               "gamma": (0, 1), "seed": (0, 2**64 - 1)}
     for spec in fields(config):
@@ -293,12 +296,12 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     your own, as many as episodes.
     """
     envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
-    limit = getattr(envs.spec, "max_episode_steps", None) or 10_000
+    limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
     obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))
     returns, playing = np.zeros(episodes), np.ones(episodes, bool)
     for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns += reward * playing  # the first episode of each environment
+        returns[playing] += reward[playing]  # the first episode of each environment
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
@@ -326,6 +329,7 @@ def main():
     for number, handler in handlers.items():
         if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         config = Config(**given)
@@ -333,11 +337,12 @@ def main():
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
-        for greedy in (True, False):
-            if config.eval_episodes > 0:
-                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
-                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} "
-                      f"over {config.eval_episodes} episodes", flush=True)
+        if config.eval_episodes > 0:
+            for kind in ("greedy", "sampled"):
+                scores = evaluate(agent, config.env_id, config.eval_episodes, kind == "greedy",
+                                  config.seed)
+                print(f"{kind} evaluation: {scores.mean():.2f} over {config.eval_episodes} "
+                      "episodes", flush=True)
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
     except (SettingError, FloatingPointError) as error:
@@ -347,9 +352,10 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    finally:
+    finally:  # a notebook needs them again
+        torch.set_num_threads(num_threads)
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # a notebook goes on
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

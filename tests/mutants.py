@@ -67,7 +67,7 @@ replace(D, "update", "the step after a truncation taken for a real one", "done =
         "done = terminated")
 replace(D, "update", "a rollout starts from an old observation", "buffer.obs[0] = obs", "pass")
 replace(D, "update", "observations a row late", "rollout.obs[:-1][valid]", "rollout.obs[1:][valid]")
-replace(D, "update", "the critic learns the advantage", "b_return = b_advantage + b_value", "b_return = b_advantage")
+replace(D, "update", "the critic learns the advantage", "b_return = (advantage + value[:-1])[valid]", "b_return = b_advantage")
 replace(D, "update", "the critic's old values a row late", "b_value = value[:-1][valid]", "b_value = value[1:][valid]")
 replace(D, "update", "rewards not scaled", "config.reward_scale * reward", "reward")
 NORMALIZE = "    if config.normalize_reward:\n        envs = gym"
@@ -266,7 +266,7 @@ replace(D, "training", "critic flat at first", "config, output_gain=1.0)", "conf
 replace(D, "training", "layers without the gain √2", "gain=2**0.5", "gain=1.0")
 replace(D, "training", "layers not orthogonal", "nn.init.orthogonal_(layer.weight, gain)", "pass")
 replace(D, "training", "biases not 0", "nn.init.zeros_(layer.bias)", "pass")
-replace(D, "update", "activation ignored", 'nn.Tanh if config.activation == "tanh" else nn.ReLU', "nn.Tanh")
+replace(D, "update", "activation ignored", '{"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]', "nn.Tanh")
 replace(D, "update", "always one hidden layer", "range(config.hidden_layers)", "range(1)")
 replace(D, "training", "greedy and sampled swapped", "logits.argmax(-1) if greedy", "logits.argmax(-1) if not greedy")
 SEEDS = "derive_seed(config.seed, RANK, env_step)"
@@ -290,22 +290,22 @@ replace(D, "interface", "observations not flattened", "if obs_space != gym.space
 EVALUATION = "agent.act(obs, greedy)"
 each(SCRIPTS, "training", "the greedy evaluation samples", EVALUATION, "agent.act(obs)")
 each(SCRIPTS, "training", "the sampled evaluation plays greedily", EVALUATION, "agent.act(obs, True)")
-replace(D, "training", "both evaluations are greedy", "config.eval_episodes, greedy,", "config.eval_episodes, True,")
-replace(D, "training", "names of the evaluations swapped", "'greedy' if greedy", "'greedy' if not greedy")
+replace(D, "training", "both evaluations are greedy", 'config.eval_episodes, kind == "greedy",', "config.eval_episodes, True,")
+replace(D, "training", "names of the evaluations swapped", 'kind == "greedy"', 'kind != "greedy"')
 each([D, R], "training", "episodes of evaluation not as asked", "config.env_id, config.eval_episodes,",
         "config.env_id, 100,")
 replace(D, "training", "no evaluation cannot be asked for", "if config.eval_episodes > 0:", "if True:")
-replace(D, "training", "evaluations of every run are the same", "greedy, config.seed)", "greedy)")
+replace(D, "training", "evaluations of every run are the same", "kind == \"greedy\",\n                                  config.seed)", "kind == \"greedy\")")
 replace(D, "training", "the median printed for the mean", "{scores.mean():.2f}", "{np.median(scores):.2f}")
 replace(D, "training", "evaluation plays the episodes of the training", "seed, 2**32 - 1)", "seed, 0, 0)")
 each([R, A], "training", "evaluation plays the episodes of the training", "seed, 2**32 - 1)", "seed)")
 replace(D, "training", "evaluation ignores its seed", "seed, 2**32 - 1)", "2**32 - 1)")
-replace(D, "training", "evaluation counts second episodes", "returns += reward * playing", "returns += reward")
+replace(D, "training", "evaluation counts second episodes", "returns[playing] += reward[playing]", "returns += reward")
 replace(D, "training", "evaluation plays on after a truncation", "playing &= ~(terminated | truncated)",
         "playing &= ~terminated")
 replace(D, "training", "evaluation plays on after a terminal state", "playing &= ~(terminated | truncated)",
         "playing &= ~truncated")
-replace(D, "training", "endless evaluations end too soon", "or 10_000", "or 100")
+replace(D, "training", "endless evaluations end too soon", "max(10_000, ", "max(100, ")
 
 # ---- ppo_discrete.py: checkpoints ----
 replace(D, "checkpoints", "β not saved", '        "beta": beta,\n        "env_step"', '        "beta": 1.0,\n        "env_step"')
@@ -333,7 +333,9 @@ LAST = "f\"entropy {metrics['entropy']:.2g}\", flush=True)"
 replace(D, "checkpoints", "saved only at the end", REPORT,
         REPORT.replace("save(", "if env_step >= config.total_steps: save("))
 mutant(D, "printed before it is saved", "checkpoints", (REPORT, ""), (LAST, f"{LAST}\n{REPORT.rstrip()}"))
-replace(D, "checkpoints", "not saved at first", f"    {SAVE}    print(describe", "    print(describe")
+replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # can be resumed from the start\n", "")
+replace(D, "checkpoints", "numpy's numbers in a checkpoint", "int(config.num_steps), int(config.num_envs)",
+        "config.num_steps, config.num_envs")
 replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}    finally:", "    finally:")
 replace(D, "checkpoints", "a failed save looks like a success", '["env_step"] < config.total_steps:', '["env_step"] < 0:')
 replace(D, "checkpoints", "a failed save ends the run", "except (OSError, RuntimeError) as error:",
@@ -350,8 +352,8 @@ replace(D, "checkpoints", "a damaged file costs a traceback", "except Exception 
         "except OSError as error:  # a foreign")
 replace(D, "checkpoints", "settings of the checkpoint win", 'Config(**kept | given |', 'Config(**given | kept |')
 replace(D, "checkpoints", "resume brings settings and no weights", ' | given | {"load": path})', " | given)")
-replace(D, "checkpoints", "a resumed run writes where the first one did", 'ONCE = ("save", "load",', 'ONCE = ("load",')
-replace(D, "checkpoints", "a checkpoint says where to save", "if name not in ONCE}\n        return", "}\n        return")
+replace(D, "checkpoints", "a resumed run writes where the first one did", 'NOT_KEPT = ("save", "load",', 'NOT_KEPT = ("load",')
+replace(D, "checkpoints", "a checkpoint says where to save", "if name not in NOT_KEPT}\n        return", "}\n        return")
 replace(D, "checkpoints", "a resumed run takes the settings for other tasks", 'resume(given["load"], **given)',
         'resume(given["load"], **ELSEWHERE | given)')
 replace(D, "checkpoints", "a setting that is none costs a traceback", "    except TypeError as error:\n        raise SettingError(f\"--load",
@@ -392,7 +394,7 @@ replace(D, "interface", "choices not checked", "elif name in choices and", "elif
 replace(D, "interface", "number of minibatches not checked", "if not 1 <= config.num_minibatches <= fewest:",
         "if False:")
 replace(D, "interface", "minibatches limited by all steps", "(config.num_steps // 2)", "config.num_steps")
-replace(D, "interface", "device not checked", "torch.zeros(1, device=config.device).item()", "pass")
+replace(D, "interface", "device not checked", "torch.zeros(1, dtype=torch.float64, device=config.device).item()", "pass")
 replace(D, "interface", "abbreviated flags", "allow_abbrev=False", "allow_abbrev=True")
 replace(D, "interface", "a notebook's arguments are taken for ours", 'None if "__file__" in globals() else []', "None")
 replace(D, "checkpoints", "no window", "if window is not None:", "if False:")
@@ -456,7 +458,7 @@ replace(R, "update", "second episodes in the scores", FINISHED, "finished = term
 replace(R, "update", "truncated episodes do not end", FINISHED, "finished = playing & terminated")
 replace(R, "update", "the same episodes in each update", "obs, _ = envs.reset()", "obs, _ = envs.reset(seed=seed)")
 ROW = "obs_rows.append(obs.copy())"
-mutant(R, "observations a row late", "update", (f"                {ROW}  # some environments use their array again\n", ""),
+mutant(R, "observations a row late", "update", (f"                {ROW}  # some environments reuse their array\n", ""),
        ('check_finite("reward", reward)', f'check_finite("reward", reward)\n                {ROW}'))
 each([R, A], "training", "rows of observations not copied", ROW, "obs_rows.append(obs)")
 replace(R, "update", "bad actions made likelier", "-(log_prob * b_weight).mean()", "(log_prob * b_weight).mean()")
@@ -478,7 +480,7 @@ each([R, A], "training", "every run plays the same episodes", "seed = derive_see
         "seed = derive_seed(0)")
 each([R, A], "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
 each([R, A], "training", "greedy and sampled swapped", "pi.mode if greedy else", "pi.mode if not greedy else")
-each([R, A], "training", "evaluation counts second episodes", "returns += reward * playing", "returns += reward")
+each([R, A], "training", "evaluation counts second episodes", "returns[playing] += reward[playing]", "returns += reward")
 
 # ---- actor_critic.py ----
 replace(A, "estimates", "the target follows the critic", "target.detach() - value", "target - value")

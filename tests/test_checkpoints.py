@@ -146,6 +146,17 @@ def test_a_checkpoint_brings_everything_back_to_the_last_bit(name, tmp_path, wat
 
 
 @pytest.mark.parametrize("name", PPO)
+def test_settings_may_be_numpys_numbers_and_the_checkpoint_can_still_be_loaded(name, tmp_path, quiet):
+    module, path = load(name), tmp_path / "kept.pt"
+    config = small(name, path)
+    for key, value in vars(config).items():  # as from a sweep
+        if type(value) in (int, float):
+            setattr(config, key, {int: np.int64, float: np.float64}[type(value)](value))
+    _, history = module.train(config)
+    assert module.train(module.resume(str(path), total_steps=0))[1] == history != []
+
+
+@pytest.mark.parametrize("name", PPO)
 def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoints, watched, monkeypatch, tmp_path):
     module, steps, made, make_vec = load(name), [], [], gym.make_vec
     step, before = module.Adam.step, read(checkpoints[name])

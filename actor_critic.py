@@ -25,8 +25,8 @@ s_{t+1}. After a terminal state V and Q count as 0. In each update ψ_t is first
 to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor through the critics' targets
 r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
 
-`python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps.
-The score of an episode is the sum of its rewards, and CartPole is solved when it averages 475.
+`python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps. The score of an
+episode is the sum of its rewards, and CartPole is solved when it averages 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 """

@@ -29,8 +29,8 @@ and K for the number of epochs. With --objective penalty, L begins with -E[ρ_t 
 instead ([1] Eq. 8): the divergence KL measures how far π has moved from π_old, and its weight β
 adapts to it.
 
-`python ppo_continuous.py` solves Pendulum after about 17,000 of 99,000 steps.
-The score of an episode is the sum of its rewards, and Pendulum is solved when it averages -200.
+`python ppo_continuous.py` solves Pendulum after about 17,000 of 99,000 steps. The score of an
+episode is the sum of its rewards, and Pendulum is solved when it averages -200.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -310,7 +310,7 @@ def train(config, envs=None):
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     rates = [group["lr"] for group in optimizer.param_groups]
-    T, N = int(config.num_steps), int(config.num_envs)  # numpy's would not fit a checkpoint
+    T, N = int(config.num_steps), int(config.num_envs)  # not numpy's, for the checkpoint
     obs_dim, action_dim = envs.single_observation_space.shape[0], agent.log_std.numel()
     buffer = RolloutBuffer(T, N, obs_dim, action_dim)
     beta, env_step, history = 1.0, 0, []

@@ -28,8 +28,8 @@ and K for the number of epochs. With --objective penalty, L begins with -E[ρ_t 
 instead ([1] Eq. 8): the divergence KL measures how far π has moved from π_old, and its weight β
 adapts to it.
 
-`python ppo_discrete.py` solves CartPole after about 13,000 of 30,000 steps.
-The score of an episode is the sum of its rewards, and CartPole is solved when it averages 475.
+`python ppo_discrete.py` solves CartPole after about 13,000 of 30,000 steps. The score of an episode
+is the sum of its rewards, and CartPole is solved when it averages 475.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -305,7 +305,7 @@ def train(config, envs=None):
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     rates = [group["lr"] for group in optimizer.param_groups]
-    T, N = int(config.num_steps), int(config.num_envs)  # numpy's would not fit a checkpoint
+    T, N = int(config.num_steps), int(config.num_envs)  # not numpy's, for the checkpoint
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
     beta, env_step, history = 1.0, 0, []
     if config.load:

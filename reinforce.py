@@ -16,8 +16,8 @@ mean of the N returns G_t, where an episode that is over counts as 0, and d the 
 of all G_t - b_t. README derives L from the average return of an episode. In theory the term of step
 t is also multiplied by γ^t. Nearly everyone leaves that out, as it works better without.
 
-`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps.
-The score of an episode is the sum of its rewards, and CartPole is solved when it averages 475.
+`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. The score of an episode is
+the sum of its rewards, and CartPole is solved when it averages 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8

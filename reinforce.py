@@ -85,13 +85,15 @@ class ObsScale(nn.Module):
         self.sum += obs.sum(0)
         self.sum_of_squares += obs.square().sum(0)
         mean = self.sum / self.count
-        variance = (self.sum_of_squares / self.count - mean**2).clamp(min=1e-8)  # never 0
-        self.divisor.copy_(variance.sqrt() / self.target_std)
+        variance = self.sum_of_squares / self.count - mean**2
+        std = variance.clamp(min=1e-8).sqrt()  # never 0
+        self.divisor.copy_(std / self.target_std)
         if first:
-            # A feature far from 0 would be cut off at 10, so its mean is subtracted. The shift
-            # stays the same from then on: a moving one makes learning slower.
-            far = (mean.abs() + variance.sqrt()) / self.divisor > 10
-            self.shift.copy_(torch.where(far, mean, 0.0))
+            # Inputs far from 0 saturate the network, or are cut off at 10. So means are moved to at
+            # most 2 standard deviations from 0, and to 0 from beyond 10. This shift is for good:
+            # one that moves makes learning slower.
+            limit = torch.where(mean.abs() > 10 * std, 0.0, 2 * std)
+            self.shift.copy_(mean - mean.clamp(-limit, limit))
 
 
 class Policy(nn.Module):

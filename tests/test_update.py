@@ -173,7 +173,7 @@ class SlowAgent:
         return mean, math.sqrt(max(sum((x - mean) ** 2 for x in column) / len(column), 1e-8))
 
     def look(self, obs):
-        """An observation as the networks see it: centred where the centre is not 0, scaled and clipped at 10.
+        """An observation as the networks see it: shifted, scaled and clipped at 10.
 
         Until something has been seen it is not scaled.
         """
@@ -228,17 +228,17 @@ class SlowAgent:
     def learn_observations(self, steps):
         """Adds them to those seen. The first ones decide for good which features are centred, and where.
 
-        It is those whose mean is, in their own units, so far out that what is a standard deviation further is
-        clipped.
+        It is those whose mean is more than 2 standard deviations from 0: they are moved to 2, or from beyond 10 to 0.
         """
         self.seen += [step.obs.tolist() for step in steps]
         if self.centres is None:
             self.centres = []
             for j in range(3):
                 mean, deviation = self.moments(j)
-                far = self.spread * (abs(mean) / deviation + 1) > 10
-                self.centres.append(mean if far else 0.0)
-                self.events["centred" if far else "not centred"] += 1
+                far, very_far = abs(mean) > 2 * deviation, abs(mean) > 10 * deviation
+                shift = mean if very_far else mean - math.copysign(2 * deviation, mean) if far else 0.0
+                self.centres.append(float(np.float32(shift)))  # kept in single precision
+                self.events["centred" if very_far else "moved" if far else "not centred"] += 1
 
 
 def rewards_to_learn_from(recording):

@@ -60,6 +60,7 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations to a standard deviation of target_std.
 
     Networks learn best from numbers of the order of 1. Before the first update, nothing is scaled.
+    On a first reading, the rest of this class may be skipped.
     """
     def __init__(self, obs_dim, target_std):
         super().__init__()

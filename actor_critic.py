@@ -13,17 +13,18 @@ if its weight ψ_t is positive, and less likely if it is negative.
 
     --critic td         ψ_t = δ_t                   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
-    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  the squares of both errors are added
+    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  δ_t² is the sum of the squares of both errors
 
 E is the mean over the steps of an update. The entropy H is large where the policy is undecided, and
-c is its weight. With the true Q as ψ_t, the first term has the gradient of the expected return ([1]
-Sec. 13.2). V is the mean of Q over the policy's actions. As V does not depend on the action,
-subtracting it leaves the gradient unchanged on average and removes noise ([1] Sec. 13.4). Q - V is
-the advantage. The first δ_t, the temporal difference (TD) error, estimates it with V alone ([1]
-Sec. 13.5). The second is that of SARSA ([1] Eq. 6.7), where a_{t+1} is what the policy chooses in
-s_{t+1}. After a terminal state V and Q count as 0. In each update ψ_t is first shifted and scaled
-to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor through the critics' targets
-r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}).
+c is its weight. With the true Q as ψ_t, minimising the first term follows the gradient of the
+expected return ([1] Sec. 13.2). V is the mean of Q over the policy's actions. As V does not depend
+on the action, subtracting it leaves the gradient unchanged on average and reduces the noise ([1]
+Sec. 13.4). Q - V is the advantage. The δ_t of V, the temporal difference (TD) error, estimates the
+advantage without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7), where a_{t+1} is
+what the policy chooses in s_{t+1}. In a terminal state V and Q count as 0. In each update ψ_t is
+first shifted and scaled to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor
+through the critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}). `--critic q` learns
+most reliably with --gamma 0.99 --max-grad-norm 0.2.
 
 `python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps. The score of an
 episode is the sum of its rewards, and CartPole is solved when it averages 475.
@@ -105,9 +106,9 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate the network, or are cut off at 10. So means are moved to at
-            # most 2 standard deviations from 0, and to 0 from beyond 10. This shift is for good:
-            # one that moves makes learning slower.
+            # Inputs far from 0 saturate a network, or are cut off by the clamp above. So a mean
+            # more than 2 standard deviations from 0 is moved to 2, and one beyond 10 to 0. The
+            # shift is computed only once: one that keeps changing makes learning slower.
             limit = torch.where(mean.abs() > 10 * std, 0.0, 2 * std)
             self.shift.copy_(mean - mean.clamp(-limit, limit))
 
@@ -121,9 +122,10 @@ def linear(size_in, size_out, gain):
 
 
 def mlp(size_in, size_out, config, output_gain):
-    """A network (..., size_in) -> (..., size_out) with the hidden layers of the settings."""
+    """A network (..., size_in) -> (..., size_out) with the hidden layers that config asks for."""
     activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]
-    layers, size = [], size_in
+    layers = []
+    size = size_in
     for _ in range(config.hidden_layers):
         layers += [linear(size, config.hidden_size, gain=2**0.5), activation()]
         size = config.hidden_size
@@ -147,11 +149,11 @@ class ActorCritic(nn.Module):
         return Categorical(logits=self.policy(self.scale(obs)), validate_args=False)
 
     def v(self, obs):
-        """Observations (..., obs_dim) -> V(s) (...)."""
+        """Observations (..., obs_dim) -> values V(s), of shape (...)."""
         return self.v_critic(self.scale(obs)).squeeze(-1)
 
     def q(self, obs, action):
-        """Observations (..., obs_dim) and actions (...) -> Q(s, a) (...)."""
+        """Observations (..., obs_dim) and actions (...) -> values Q(s, a), of shape (...)."""
         q_of_all_actions = self.q_critic(self.scale(obs))  # (..., n_actions)
         # From each row, pick the entry of its action.
         return q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -167,19 +169,20 @@ class ActorCritic(nn.Module):
 
 
 def td_error(reward, value, next_value, terminated, gamma):
-    """The error δ_t = r_t + γ V(s_{t+1}) - V(s_t), or the same of Q. All tensors are (T, N)."""
+    """The error δ_t = r_t + γ V(s_{t+1}) - V(s_t), or the same with Q. All tensors are (T, N)."""
     assert reward.shape == value.shape == next_value.shape == terminated.shape
-    # Nothing follows a terminal state. After a truncation, V still stands for the rest.
+    # Nothing follows a terminal state. After a truncation, next_value still stands for the rest.
     target = reward + gamma * next_value * ~terminated
     return target.detach() - value  # the critic moves to the target, not the target to the critic
 
 
 def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode.
+    """Trains an agent. Returns it and its history: (env_step, score) of each episode.
 
-    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode. Ctrl-C
-    ends the training early. Raises SettingError for a setting that cannot work, and
-    FloatingPointError for a number that is not finite.
+    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
+    after an episode's end ignores the action, and only begins the next episode. Ctrl-C ends the
+    training early. Raises SettingError for a setting that cannot work, and FloatingPointError for a
+    number that is not finite.
     """
     check(config)
     torch.manual_seed(config.seed)  # for the weights
@@ -189,7 +192,8 @@ def train(config, envs=None):
     N = envs.num_envs
     env_step, history = 0, []
 
-    # The environments are seeded only once: later resets draw new starts.
+    # The random numbers of actions and environments differ from those of the weights. The
+    # environments are seeded only once: later resets draw new starts.
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
     obs, _ = envs.reset(seed=seed)
@@ -232,15 +236,19 @@ def train(config, envs=None):
             v_error = td_error(rewards, v[:-1], v[1:], terminations, config.gamma)  # (T, N)
             q_error = td_error(rewards, q[:-1], q[1:], terminations, config.gamma)
             if config.critic == "td":
-                psi, squared_error = v_error, v_error.square()
+                psi = v_error
+                squared_error = v_error.square()
             elif config.critic == "q":
-                psi, squared_error = q[:-1], q_error.square()
+                psi = q[:-1]
+                squared_error = q_error.square()
             else:
-                psi, squared_error = (q - v)[:-1], v_error.square() + q_error.square()
+                psi = (q - v)[:-1]
+                squared_error = v_error.square() + q_error.square()
 
-            # Update: one optimizer step, from the B valid steps. ψ is centred, as Q is positive
-            # where rewards are, and every action would become more likely. It is divided by its
-            # standard deviation, so that the policy's loss does not depend on the rewards' scale.
+            # Update: one optimizer step, from the B valid steps. ψ is centred: where rewards are
+            # positive, so is Q, and without centring every action would become more likely. It is
+            # divided by its standard deviation, so that the policy's loss does not depend on the
+            # rewards' scale.
             b_psi = psi[valid].detach()  # (B,)
             std, mean = torch.std_mean(b_psi, correction=0)
             b_psi = (b_psi - mean) / (std + 1e-8)
@@ -263,7 +271,7 @@ def train(config, envs=None):
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
-                metrics = {  # all that is worth logging
+                metrics = {  # ready to be logged
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "policy_loss": policy_loss.item(),

@@ -6,13 +6,13 @@
 The policy π(a|s), or actor, is a Gaussian: a network gives the mean of action a in state s, and its
 standard deviation σ is learned as well.
 
-The actor plays N copies of an environment for T steps. The critic V(s) learns to predict the
-return, the sum of the rewards r that follow state s, where a reward k steps later is multiplied by
-γ^k. The advantage Â_t estimates how much better action a_t was than the policy's average action.
-PPO makes actions with a positive advantage more likely and the others less likely, in several
-epochs over the same steps. Let π_old be the policy that played them. Once a good action is 1+ε
-times as likely as under π_old, or a bad one 1-ε times as likely, the clip removes any gain from
-going further.
+The actor plays N copies of an environment for T steps. These N·T steps are a rollout. The critic
+V(s) learns to predict the return, the sum of the rewards r that follow state s, where a reward k
+steps later is multiplied by γ^k. The advantage Â_t estimates how much better action a_t was than
+the policy's average action. PPO makes actions with a positive advantage more likely and the others
+less likely, in several epochs over the same steps. Let π_old be the policy that played them. Once a
+good action is 1+ε times as likely as under π_old, or a bad one 1-ε times as likely, the clip
+removes any gain from going further.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
@@ -20,14 +20,15 @@ going further.
     L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
           + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
-V(s_{t+1}) counts as 0 if s_{t+1} is terminal, and Â_{t+1} if step t is the last of an episode or a
-rollout. With λ = 0 the advantage relies on the critic, with λ = 1 on the rewards. The critic's
-target is R_t = Â_t + V(s_t), computed before the update. E is the mean over a minibatch, in which
-Â_t is first shifted and scaled to mean 0 and standard deviation 1. The entropy H of π(·|s), the
-distribution in state s, is large where the policy is undecided. The paper writes r_t(θ) for ρ_t,
-and K for the number of epochs. With --objective penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)]
-instead ([1] Eq. 8): the divergence KL measures how far π has moved from π_old, and its weight β
-adapts to it.
+V(s_{t+1}) counts as 0 if s_{t+1} is terminal, which it is not if only the time was up. Â_{t+1}
+counts as 0 if step t is the last of an episode or a rollout. This is generalized advantage
+estimation (GAE): with λ = 0 it relies on the critic, with λ = 1 on the rewards. The critic's target
+is R_t = Â_t + V(s_t), computed before the update. E is the mean over a minibatch, a random part of
+the rollout, in which Â_t is first shifted and scaled to mean 0 and standard deviation 1. The
+entropy H of π(·|s), the distribution in state s, is large where the policy is undecided, and c is
+its weight. The paper writes r_t(θ) for ρ_t, and K for the number of epochs. With --objective
+penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures
+how far π has moved from π_old, and its weight β adapts to it.
 
 `python ppo_continuous.py` solves Pendulum after about 17,000 of 99,000 steps. The score of an
 episode is the sum of its rewards, and Pendulum is solved when it averages -200.
@@ -137,9 +138,9 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate the network, or are cut off at 10. So means are moved to at
-            # most 2 standard deviations from 0, and to 0 from beyond 10. This shift is for good:
-            # one that moves makes learning slower.
+            # Inputs far from 0 saturate a network, or are cut off by the clamp above. So a mean
+            # more than 2 standard deviations from 0 is moved to 2, and one beyond 10 to 0. The
+            # shift is computed only once: one that keeps changing makes learning slower.
             limit = torch.where(mean.abs() > 10 * std, 0.0, 2 * std)
             self.shift.copy_(mean - mean.clamp(-limit, limit))
 
@@ -153,9 +154,10 @@ def linear(size_in, size_out, gain):
 
 
 def mlp(size_in, size_out, config, output_gain):
-    """A network (..., size_in) -> (..., size_out) with the hidden layers of the settings."""
+    """A network (..., size_in) -> (..., size_out) with the hidden layers that config asks for."""
     activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]
-    layers, size = [], size_in
+    layers = []
+    size = size_in
     for _ in range(config.hidden_layers):
         layers += [linear(size, config.hidden_size, gain=2**0.5), activation()]
         size = config.hidden_size
@@ -185,7 +187,7 @@ class ActorCritic(nn.Module):
         return Independent(Normal(mean, std, validate_args=False), 1, validate_args=False)
 
     def value(self, obs):
-        """Observations (..., obs_dim) -> V(s) (...)."""
+        """Observations (..., obs_dim) -> values V(s), of shape (...)."""
         return self.critic(self.scale(obs)).squeeze(-1)
 
     @torch.no_grad()
@@ -251,9 +253,9 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
 class Adam:
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
-    A few operations on one long vector update all parameters, and nothing is imported:
-    constructing torch's first optimizer takes two seconds of imports. Freeze parameters
-    (requires_grad = False) before the first step: later, they would move on by momentum.
+    A few operations on one long vector update all parameters. It also starts sooner: the first of
+    torch's optimizers to be constructed imports modules for two seconds. Freeze parameters
+    (requires_grad = False) before the first step: later, they would keep moving by momentum.
     """
     def __init__(self, parameters, lr, eps):
         self.params = list(parameters)
@@ -293,12 +295,13 @@ class Adam:
 
 
 def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode.
+    """Trains an agent. Returns it and its history: (env_step, score) of each episode.
 
-    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode. Ctrl-C
-    ends the training early. Under torchrun, the history and the statistics of normalize_reward are
-    those of this process alone. Raises SettingError for a setting that cannot work, and
-    FloatingPointError for a number that is not finite.
+    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
+    after an episode's end ignores the action, and only begins the next episode. Ctrl-C ends the
+    training early. Under torchrun, the history and the statistics of normalize_reward are those of
+    this process alone. Raises SettingError for a setting that cannot work, and FloatingPointError
+    for a number that is not finite.
     """
     if envs is not None:
         env_id = getattr(envs.spec, "id", "your environments")
@@ -312,17 +315,17 @@ def train(config, envs=None):
     torch.manual_seed(config.seed)  # every process begins with the same weights
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    T, N = int(config.num_steps), int(config.num_envs)  # not numpy's, for the checkpoint
+    rates = [group["lr"] for group in optimizer.param_groups]  # another optimizer may have several
+    T, N = int(config.num_steps), int(config.num_envs)  # plain ints, which a checkpoint can hold
     obs_dim, action_dim = envs.single_observation_space.shape[0], agent.log_std.numel()
     buffer = RolloutBuffer(T, N, obs_dim, action_dim)
     beta, env_step, history = 1.0, 0, []
     if config.load:
         beta, env_step, history = restore(config, agent, optimizer, envs)
-    save(config, agent, optimizer, envs, beta, env_step, history)  # can be resumed from the start
+    save(config, agent, optimizer, envs, beta, env_step, history)  # for a run that stops early
     print(describe(config), flush=True)
 
-    # Each seed, process and resumed run plays other episodes. The environments are seeded only
+    # Each seed, process and resumed run plays different episodes. The environments are seeded only
     # once: later resets draw new starts.
     seed = derive_seed(config.seed, RANK, env_step)
     torch.manual_seed(seed)
@@ -373,7 +376,7 @@ def train(config, envs=None):
             for _ in range(config.epochs):
                 # mb: the indices of one minibatch
                 for mb in torch.randperm(len(b_obs)).tensor_split(config.num_minibatches):
-                    # Thus the scale of the rewards does not change the policy's loss.
+                    # Normalised, so that the policy's loss does not depend on the rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
                     loss, parts = ppo_loss(
@@ -400,7 +403,7 @@ def train(config, envs=None):
                     beta = min(2 * beta, 1e4)
                 elif kl < target_kl / 1.5:
                     beta = max(beta / 2, 1.0)
-            agent.scale.update(b_obs)  # not earlier: old and new policy saw the same scale
+            agent.scale.update(b_obs)  # only now: both policies saw the same scale
 
             # Report: metrics of each update, ready for wandb.log(metrics, env_step). About twenty
             # times a run, and at its end, some of them are printed.

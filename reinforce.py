@@ -90,9 +90,9 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate the network, or are cut off at 10. So means are moved to at
-            # most 2 standard deviations from 0, and to 0 from beyond 10. This shift is for good:
-            # one that moves makes learning slower.
+            # Inputs far from 0 saturate a network, or are cut off by the clamp above. So a mean
+            # more than 2 standard deviations from 0 is moved to 2, and one beyond 10 to 0. The
+            # shift is computed only once: one that keeps changing makes learning slower.
             limit = torch.where(mean.abs() > 10 * std, 0.0, 2 * std)
             self.shift.copy_(mean - mean.clamp(-limit, limit))
 
@@ -139,11 +139,12 @@ def compute_returns(reward, gamma):
 
 
 def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, episode_return) of each episode.
+    """Trains an agent. Returns it and its history: (env_step, score) of each episode.
 
-    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode. Ctrl-C
-    ends the training early. Raises SettingError for a setting that cannot work, and
-    FloatingPointError for a number that is not finite.
+    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
+    after an episode's end ignores the action, and only begins the next episode. Ctrl-C ends the
+    training early. Raises SettingError for a setting that cannot work, and FloatingPointError for a
+    number that is not finite.
     """
     check(config)
     torch.manual_seed(config.seed)  # for the weights
@@ -153,7 +154,8 @@ def train(config, envs=None):
     N = envs.num_envs
     env_step, history = 0, []
 
-    # The environments are seeded only once: later resets draw new starts.
+    # The random numbers of actions and environments differ from those of the weights. The
+    # environments are seeded only once: later resets draw new starts.
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
     envs.reset(seed=seed)
@@ -214,7 +216,7 @@ def train(config, envs=None):
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
-                metrics = {  # all that is worth logging
+                metrics = {  # ready to be logged
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "entropy": pi.entropy().mean().item(),

@@ -271,7 +271,7 @@ replace(D, "training", "layers not orthogonal", "nn.init.orthogonal_(layer.weigh
 replace(D, "training", "biases not 0", "nn.init.zeros_(layer.bias)", "pass")
 replace(D, "update", "activation ignored", '{"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]', "nn.Tanh")
 replace(D, "update", "always one hidden layer", "range(config.hidden_layers)", "range(1)")
-replace(D, "training", "greedy and sampled swapped", "logits.argmax(-1) if greedy", "logits.argmax(-1) if not greedy")
+replace(D, "training", "greedy and sampled swapped", "if greedy:", "if not greedy:")
 SEEDS = "derive_seed(config.seed, RANK, env_step)"
 replace(D, "training", "every run plays the same episodes", "= envs.reset(seed=seed)", "= envs.reset(seed=0)")
 replace(D, "training", "the seed sets the weights only", SEEDS, "derive_seed(0, RANK, env_step)")
@@ -336,7 +336,7 @@ LAST = "f\"entropy {metrics['entropy']:.2g}\", flush=True)"
 replace(D, "checkpoints", "saved only at the end", REPORT,
         REPORT.replace("save(", "if env_step >= config.total_steps: save("))
 mutant(D, "printed before it is saved", "checkpoints", (REPORT, ""), (LAST, f"{LAST}\n{REPORT.rstrip()}"))
-replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # can be resumed from the start\n", "")
+replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # for a run that stops early\n", "")
 replace(D, "checkpoints", "numpy's numbers in a checkpoint", "int(config.num_steps), int(config.num_envs)",
         "config.num_steps, config.num_envs")
 replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}    finally:", "    finally:")
@@ -508,8 +508,8 @@ for critic in "VQ":
     error = f"{critic.lower()}[1:], terminations, config.gamma)"
     replace(A, "update", f"another γ of {critic}", error, error.replace("config.gamma", "0.99"))
 replace(A, "update", "advantage upside down", "(q - v)[:-1]", "(v - q)[:-1]")
-replace(A, "update", "ψ a row late", "psi, squared_error = q[:-1],", "psi, squared_error = q[1:],")
-replace(A, "update", "the wrong critic learns", "q[:-1], q_error.square()", "q[:-1], v_error.square()")
+replace(A, "update", "ψ a row late", "psi = q[:-1]", "psi = q[1:]")
+replace(A, "update", "the wrong critic learns", "squared_error = q_error.square()", "squared_error = v_error.square()")
 replace(A, "update", "V does not learn beside Q", "v_error.square() + q_error.square()", "q_error.square()")
 replace(A, "update", "ψ of the critics swapped", 'if config.critic == "td":', 'if config.critic == "advantage":')
 replace(A, "update", "ψ standardized with a sample's deviation", "torch.std_mean(b_psi, correction=0)", "torch.std_mean(b_psi)")

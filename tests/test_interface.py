@@ -416,16 +416,10 @@ OF = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_mistake_costs_one_line_and_status_2(name, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    faults = []
     for key, value, remedy in COMMON + OF[name]:
-        try:
-            status, out, err = run_main(load(name), monkeypatch, capsys, key, value)
-        except Exception as error:
-            status, out, err = "traceback", "", repr(error)
-        told = err.startswith(f"{name}.py: error: ") and remedy in err
-        if (status, out, err.count("\n")) != (2, "", 1) or not told:
-            faults.append((key, value, status, out, err))
-    assert not faults
+        status, out, err = run_main(load(name), monkeypatch, capsys, key, value)
+        assert (status, out, err.count("\n")) == (2, "", 1), (key, value, err)
+        assert err.startswith(f"{name}.py: error: ") and remedy in err, (key, value, err)
 
 
 @pytest.mark.parametrize("name", PPO)

@@ -26,7 +26,7 @@ first shifted and scaled to mean 0 and standard deviation 1. No gradient flows t
 through the critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}). `--critic q` learns
 most reliably with --gamma 0.99 --max-grad-norm 0.2.
 
-`python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps. The score of an
+`python actor_critic.py` solves CartPole after about 18,500 of 100,000 steps. The score of an
 episode is the sum of its rewards, and CartPole is solved when it averages 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition

@@ -203,6 +203,34 @@ def test_counts_scores_and_printed_averages_agree_with_a_recount(name, recount, 
         assert episode == len(scores) and average == pytest.approx(sum(scores[-20:]) / len(scores[-20:]), abs=0.0051)
 
 
+class Reused(gym.vector.VectorWrapper):
+    """Answers with the same arrays each time, filled anew, as some vector environments do to save time."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        N = self.num_envs
+        self.obs = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+        self.others = np.zeros(N), np.zeros(N, bool), np.zeros(N, bool)  # reward, terminated, truncated
+
+    def reset(self, **kwargs):
+        self.obs[:], info = self.env.reset(**kwargs)
+        return self.obs, info
+
+    def step(self, actions):
+        self.obs[:], *others, info = self.env.step(actions)
+        for kept, new in zip(self.others, others, strict=True):
+            kept[:] = new
+        return self.obs, *self.others, info
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_environments_may_reuse_their_arrays(name, quiet):
+    module = load(name)
+    agent, history = module.train(small(name), sync(name, 3))
+    again, history_again = module.train(small(name), Reused(sync(name, 3)))
+    assert history_again == history and torch.equal(weights_of(again), weights_of(agent))
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_without_a_finished_episode_there_is_no_average(name, monkeypatch, capsys):
     module = load(name)

@@ -24,10 +24,10 @@ def edit(name, scripts, *pairs):
 edit("as it is", (*PPO, "actor_critic", "reinforce"))
 # Details off
 edit("no orthogonal initialisation", PPO, ("nn.init.orthogonal_(layer.weight, gain)", "pass"))
-edit("gradients of any length", PPO,
+edit("gradient's norm not clipped", PPO,
      ("clip_grad_norm_(agent.parameters(), config.max_grad_norm)", "clip_grad_norm_(agent.parameters(), np.inf)"))
 edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
-edit("learning rate stays", PPO, ("= rate * remaining", "= rate"))
+edit("constant learning rate", PPO, ("= rate * remaining", "= rate"))
 edit("observations not scaled", PPO, ("((obs - self.shift) / self.divisor).clamp(-10, 10)", "obs"))
 edit("rewards not scaled", PPO, ("config.reward_scale * reward", "reward"))
 edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))

@@ -7,24 +7,25 @@ The policy π(a|s), or actor, gives the probability of action a in state s. The 
 the rewards r still to come, where a reward k steps later is multiplied by γ^k. The critic learns to
 predict it: V(s) is the expected return from state s, and Q(s, a) the same if the first action is a.
 Every few steps both learn. The critic reduces its error δ_t. The actor makes action a_t more likely
-if its weight ψ_t is positive, and less likely if it is negative.
+if the weight ψ_t is positive, and less likely if it is negative. Both are defined here:
 
     L = -E[ψ_t log π(a_t|s_t)] + ½ E[δ_t²] - c E[H(π(·|s_t))]
 
     --critic td         ψ_t = δ_t                   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
-    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  δ_t² is the sum of the squares of both errors
+    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  δ_t² is the sum of the two δ_t² above
 
 E is the mean over the steps of an update. The entropy H is large where the policy is undecided, and
-c is its weight. With the true Q as ψ_t, minimising the first term follows the gradient of the
-expected return ([1] Sec. 13.2). V is the mean of Q over the policy's actions. As V does not depend
-on the action, subtracting it leaves the gradient unchanged on average and reduces the noise ([1]
-Sec. 13.4). Q - V is the advantage. The δ_t of V, the temporal difference (TD) error, estimates the
-advantage without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7), where a_{t+1} is
-what the policy chooses in s_{t+1}. In a terminal state V and Q count as 0. In each update ψ_t is
-first shifted and scaled to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor
-through the critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}). `--critic q` learns
-most reliably with --gamma 0.99 --max-grad-norm 0.2.
+c is its weight. In a terminal state V and Q count as 0. In each update ψ_t is first shifted and
+scaled to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor through the critics'
+targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}), where the policy chooses a_{t+1}.
+
+With the true Q as ψ_t, minimising the first term follows the gradient of the expected return ([1]
+Sec. 13.2). V is the mean of Q over the policy's actions. As V does not depend on the action,
+subtracting it leaves the gradient unchanged on average and reduces the noise ([1] Sec. 13.4). Q - V
+is the advantage. The δ_t of V, the temporal difference (TD) error, estimates it without Q ([1] Sec.
+13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7). `--critic q` learns most reliably with --gamma
+0.99 --max-grad-norm 0.2.
 
 `python actor_critic.py` solves CartPole after about 18,500 of 100,000 steps. The score of an
 episode is the sum of its rewards, and CartPole is solved when it averages 475.
@@ -106,11 +107,11 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate a network, or are cut off by the clamp above. So a mean
-            # more than 2 standard deviations from 0 is moved to 2, and one beyond 10 to 0. The
+            # Inputs far from 0 saturate tanh units, or are cut off by the clamp above. So a mean
+            # beyond ±2 standard deviations is moved to ±2 of them, and one beyond ±10 to 0. The
             # shift is computed only once: one that keeps changing makes learning slower.
-            limit = torch.where(mean.abs() > 10 * std, 0.0, 2 * std)
-            self.shift.copy_(mean - mean.clamp(-limit, limit))
+            new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
+            self.shift.copy_(mean - new_mean)
 
 
 def linear(size_in, size_out, gain):
@@ -177,10 +178,11 @@ def td_error(reward, value, next_value, terminated, gamma):
 
 
 def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, score) of each episode.
+    """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
     envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
-    after an episode's end ignores the action, and only begins the next episode. Ctrl-C ends the
+    after an episode's end ignores the action, and only begins the next episode. Leave out
+    RecordEpisodeStatistics, which is added here. Ctrl-C ends the
     training early. Raises SettingError for a setting that cannot work, and FloatingPointError for a
     number that is not finite.
     """
@@ -189,7 +191,7 @@ def train(config, envs=None):
     envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
     agent = ActorCritic(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    N = envs.num_envs
+    N = int(envs.num_envs)
     env_step, history = 0, []
 
     # The random numbers of actions and environments differ from those of the weights. The
@@ -222,14 +224,14 @@ def train(config, envs=None):
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
             check_finite("observation", obs)  # the last one; act has checked the others
 
-            # Estimate: the policy, the critics' errors and ψ, the weight of each action.
+            # Estimate: the critics' errors and ψ, the weight of each action. Now with gradients.
             all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
             rewards = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             terminations = torch.as_tensor(np.stack(terminated_rows))  # (T, N)
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
             pi = agent.pi(all_obs)
             actions = torch.as_tensor(np.stack(action_rows))  # (T, N)
-            last_action = pi.sample()[-1:]  # (1, N): a_T, which Q(s_T, a_T) needs; it is not played
+            last_action = pi.sample()[-1:]  # (1, N): a_T for Q(s_T, a_T); it is not played
             all_actions = torch.cat([actions, last_action])  # (T+1, N)
             v = agent.v(all_obs)  # (T+1, N)
             q = agent.q(all_obs, all_actions)  # (T+1, N)
@@ -271,7 +273,7 @@ def train(config, envs=None):
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
-                metrics = {  # ready to be logged
+                metrics = {
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "policy_loss": policy_loss.item(),
@@ -353,7 +355,7 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers. Different numbers give independent random streams."""
+    """A seed made of several numbers. Other numbers give, almost surely, another seed."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
@@ -361,12 +363,12 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     """Plays fresh episodes and returns their scores, (episodes,).
 
     Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
-    your own, as many as episodes.
+    your own: each plays one episode, and all are closed at the end.
     """
     envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
     limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
     obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))
-    returns, playing = np.zeros(episodes), np.ones(episodes, bool)
+    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
         returns[playing] += reward[playing]  # the first episode of each environment
@@ -381,8 +383,8 @@ def main():
     """Trains with the settings of the command line, then evaluates the agent."""
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
-        kind = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, **kind,
+        options = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, **options,
                             help=f"{spec.metadata['help']} (default: {spec.default!r})")
     # In a notebook, sys.argv belongs to the kernel: use the defaults.
     given = vars(parser.parse_args(None if "__file__" in globals() else []))
@@ -420,7 +422,7 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    finally:  # a notebook needs them again
+    finally:  # give a notebook its threads and handlers back
         torch.set_num_threads(num_threads)
         for number, handler in handlers.items():
             signal.signal(number, handler)

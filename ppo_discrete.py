@@ -19,15 +19,15 @@ removes any gain from going further.
     L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
           + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
-V(s_{t+1}) counts as 0 if s_{t+1} is terminal, which it is not if only the time was up. Â_{t+1}
-counts as 0 if step t is the last of an episode or a rollout. This is generalized advantage
-estimation (GAE): with λ = 0 it relies on the critic, with λ = 1 on the rewards. The critic's target
-is R_t = Â_t + V(s_t), computed before the update. E is the mean over a minibatch, a random part of
-the rollout, in which Â_t is first shifted and scaled to mean 0 and standard deviation 1. The
-entropy H of π(·|s), the distribution in state s, is large where the policy is undecided, and c is
-its weight. The paper writes r_t(θ) for ρ_t, and K for the number of epochs. With --objective
-penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures
-how far π has moved from π_old, and its weight β adapts to it.
+V(s_{t+1}) counts as 0 if s_{t+1} is terminal. A state in which only the time was up is not. Â_{t+1}
+counts as 0 if step t is the last of an episode or a rollout. The recursion for Â_t is generalized
+advantage estimation (GAE): with λ = 0 it relies on the critic, with λ = 1 on the rewards. The
+critic's target is R_t = Â_t + V(s_t), computed before the update. E is the mean over a minibatch, a
+random part of the rollout, in which Â_t is first shifted and scaled to mean 0 and standard
+deviation 1. The entropy H of π(·|s), the distribution in state s, is large where the policy is
+undecided, and c is its weight. The paper writes r_t(θ) for ρ_t, and K for the number of epochs.
+With --objective penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the
+divergence KL measures how far π has moved from π_old, and its weight β adapts to it.
 
 `python ppo_discrete.py` solves CartPole after about 13,000 of 30,000 steps. The score of an episode
 is the sum of its rewards, and CartPole is solved when it averages 475.
@@ -75,7 +75,7 @@ class Config:
     gamma: float = setting(0.995, "discount of later rewards")
     gae_lambda: float = setting(0.97, "GAE's lambda: 0 relies on the critic, 1 on the rewards")
     objective: str = setting("clip", "clip or penalty: what keeps the policy near the old one")
-    clip_eps: float = setting(0.2, "clip of the probability ratio; inf: no clip")
+    clip_eps: float = setting(0.2, "epsilon, clip of the probability ratio; inf: none")
     target_kl: float = setting(0.02, "initial KL per update that the penalty aims at; falls to 0")
     entropy_coef: float = setting(0.0, "c, the weight of the entropy bonus")
     obs_std: float = setting(2.0, "standard deviation that observations are scaled to")
@@ -136,11 +136,11 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate a network, or are cut off by the clamp above. So a mean
-            # more than 2 standard deviations from 0 is moved to 2, and one beyond 10 to 0. The
+            # Inputs far from 0 saturate tanh units, or are cut off by the clamp above. So a mean
+            # beyond ±2 standard deviations is moved to ±2 of them, and one beyond ±10 to 0. The
             # shift is computed only once: one that keeps changing makes learning slower.
-            limit = torch.where(mean.abs() > 10 * std, 0.0, 2 * std)
-            self.shift.copy_(mean - mean.clamp(-limit, limit))
+            new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
+            self.shift.copy_(mean - new_mean)
 
 
 def linear(size_in, size_out, gain):
@@ -215,7 +215,7 @@ class RolloutBuffer:
 
 
 def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
-    """Generalized advantage estimates Â (T, N), from the last step to the first ([1] Eq. 11).
+    """Generalized advantage estimates Â (T, N), computed backwards in time ([1] Eq. 11).
 
     reward, terminated and truncated are (T, N). value is (T+1, N): value[t+1] belongs to the
     observation that step t led to, which at the end of an episode is its last one.
@@ -231,7 +231,7 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
 
 
 def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
-    """The loss L to minimise, and its parts. All tensors have one row for each step."""
+    """The loss L to minimise, and its parts. Tensors have a row for each step; return_ is R_t."""
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
@@ -251,9 +251,10 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
 class Adam:
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
-    A few operations on one long vector update all parameters. It also starts sooner: the first of
-    torch's optimizers to be constructed imports modules for two seconds. Freeze parameters
-    (requires_grad = False) before the first step: later, they would keep moving by momentum.
+    A few operations on one long vector compute the changes of all parameters. And it starts sooner:
+    the first of torch's optimizers to be constructed imports modules for two seconds. Freeze
+    parameters (requires_grad = False) before the first step: later, they would keep moving by
+    momentum.
     """
     def __init__(self, parameters, lr, eps):
         self.params = list(parameters)
@@ -273,14 +274,16 @@ class Adam:
             raise RuntimeError("no gradient has reached the optimizer's parameters: construct it "
                                "anew if the agent is a copy of the one it was constructed for")
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        grad, weight = parameters_to_vector(grads), parameters_to_vector(self.params)
+        grad = torch.cat([g.flatten() for g in grads])
         self.steps += 1
         self.mean = 0.9 * self.mean + 0.1 * grad
         self.square = 0.999 * self.square + 0.001 * grad**2
         mean = self.mean / (1 - 0.9**self.steps)  # makes up for the start at 0
         square = self.square / (1 - 0.999**self.steps)
-        weight -= self.param_groups[0]["lr"] * mean / (square.sqrt() + self.eps)
-        vector_to_parameters(weight, self.params)
+        change = self.param_groups[0]["lr"] * mean / (square.sqrt() + self.eps)
+        sizes = [p.numel() for p in self.params]
+        for p, part in zip(self.params, change.split(sizes)):
+            p -= part.view_as(p)
 
     def state_dict(self):
         return {"mean": self.mean, "square": self.square, "steps": self.steps}
@@ -293,10 +296,11 @@ class Adam:
 
 
 def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, score) of each episode.
+    """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
     envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
-    after an episode's end ignores the action, and only begins the next episode. Ctrl-C ends the
+    after an episode's end ignores the action, and only begins the next episode. Leave out
+    RecordEpisodeStatistics, which is added here. Ctrl-C ends the
     training early. Under torchrun, the history and the statistics of normalize_reward are those of
     this process alone. Raises SettingError for a setting that cannot work, and FloatingPointError
     for a number that is not finite.
@@ -313,13 +317,14 @@ def train(config, envs=None):
     torch.manual_seed(config.seed)  # every process begins with the same weights
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    rates = [group["lr"] for group in optimizer.param_groups]  # another optimizer may have several
-    T, N = int(config.num_steps), int(config.num_envs)  # plain ints, which a checkpoint can hold
+    params = list(agent.parameters())  # listed once: listing them takes time
+    rates = [group["lr"] for group in optimizer.param_groups]  # one for each group
+    T, N = int(config.num_steps), int(config.num_envs)  # plain ints, as env_step is saved
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
     beta, env_step, history = 1.0, 0, []
     if config.load:
         beta, env_step, history = restore(config, agent, optimizer, envs)
-    save(config, agent, optimizer, envs, beta, env_step, history)  # for a run that stops early
+    save(config, agent, optimizer, envs, beta, env_step, history)  # in case the run fails early
     print(describe(config), flush=True)
 
     # Each seed, process and resumed run plays different episodes. The environments are seeded only
@@ -332,7 +337,7 @@ def train(config, envs=None):
     start_time = time.time()
     try:
         while env_step < config.total_steps:
-            remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
+            remaining = 1 - env_step / config.total_steps  # falls to 0 at the end
             for group, rate in zip(optimizer.param_groups, rates):
                 group["lr"] = rate * remaining
 
@@ -381,8 +386,8 @@ def train(config, envs=None):
                         b_old_log_prob[mb], mb_advantage, b_return[mb], beta, config)
                     optimizer.zero_grad()
                     loss.backward()
-                    average(*[p.grad for p in agent.parameters() if p.grad is not None])
-                    norm = clip_grad_norm_(agent.parameters(), config.max_grad_norm)
+                    average(*[p.grad for p in params if p.grad is not None])
+                    norm = clip_grad_norm_(params, config.max_grad_norm)
                     if not norm.isfinite():
                         raise FloatingPointError("the gradient is not finite; a smaller "
                                                  "--learning-rate may help")
@@ -400,12 +405,12 @@ def train(config, envs=None):
                     beta = min(2 * beta, 1e4)
                 elif kl < target_kl / 1.5:
                     beta = max(beta / 2, 1.0)
-            agent.scale.update(b_obs)  # only now: both policies saw the same scale
+            agent.scale.update(b_obs)  # only now: π and π_old saw the same scale
 
             # Report: metrics of each update, ready for wandb.log(metrics, env_step). About twenty
             # times a run, and at its end, some of them are printed.
             scores = [score for _, score in history[-20:]]
-            clipped = (ratio - 1).abs() > config.clip_eps
+            clipped = (ratio - 1).abs() > config.clip_eps  # beyond the clip
             error_var = (b_return - b_value).var(correction=0)
             return_var = b_return.var(correction=0)
             metrics = {
@@ -425,8 +430,8 @@ def train(config, envs=None):
                       f"last 20 episodes: {metrics['average_score']:.2f}  kl {metrics['kl']:.2g}  "
                       f"entropy {metrics['entropy']:.2g}", flush=True)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-        print(f"stopped at step {env_step:,}", flush=True)
         save(config, agent, optimizer, envs, beta, env_step, history)
+        print(f"stopped at step {env_step:,}", flush=True)
     finally:
         torch.set_num_threads(num_threads)
     return agent, history
@@ -441,7 +446,7 @@ class SettingError(ValueError):
 
 def check(config):
     """Raises SettingError for the first setting that cannot work."""
-    # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
+    # The lowest and the highest value. Numbers not listed here may be from 0 to infinity.
     limits = {
         "num_envs": (1, np.inf), "num_steps": (2, np.inf), "epochs": (1, np.inf),
         "hidden_size": (1, 10_000), "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
@@ -529,7 +534,7 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers. Different numbers give independent random streams."""
+    """A seed made of several numbers. Other numbers give, almost surely, another seed."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
@@ -554,20 +559,18 @@ def save(config, agent, optimizer, envs, beta, env_step, history):
     """Writes a checkpoint beside config.save and renames it, so that it is never half a file."""
     if not config.save or RANK > 0:
         return
+    stats = vars(envs.return_rms) if config.normalize_reward else {}  # mean, variance and count
     checkpoint = {
         # spec.type makes numpy's numbers plain ones: torch.load takes no others from a file.
         "config": {spec.name: spec.type(getattr(config, spec.name)) for spec in fields(config)
                    if spec.name not in NOT_KEPT},
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "reward_stats": {},
+        "reward_stats": {name: float(value) for name, value in stats.items()},
         "beta": beta,
         "env_step": env_step,
         "history": history,
     }
-    if config.normalize_reward:
-        stats = vars(envs.return_rms).items()  # mean, variance and count
-        checkpoint["reward_stats"] = {name: float(value) for name, value in stats}
     try:
         torch.save(checkpoint, unfinished(config.save))
         os.replace(unfinished(config.save), config.save)
@@ -627,12 +630,12 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     """Plays fresh episodes and returns their scores, (episodes,).
 
     Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
-    your own, as many as episodes.
+    your own: each plays one episode, and all are closed at the end.
     """
     envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
     limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
     obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # unlike any seed of training
-    returns, playing = np.zeros(episodes), np.ones(episodes, bool)
+    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
         returns[playing] += reward[playing]  # the first episode of each environment
@@ -647,11 +650,11 @@ def main():
     """Trains with the settings of the command line, then evaluates the agent."""
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
-        kind = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
+        options = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
         default = f"default: {spec.default!r}"
         if spec.name in ELSEWHERE:
             default += f"; on other tasks: {ELSEWHERE[spec.name]!r}"
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **kind,
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **options,
                             help=f"{spec.metadata['help']} ({default})")
     # In a notebook, sys.argv belongs to the kernel: use the defaults.
     given = vars(parser.parse_args(None if "__file__" in globals() else []))

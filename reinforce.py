@@ -5,8 +5,8 @@
 
 The policy π(a|s), a small network, gives the probability of each action a in state s. It plays N
 episodes to their ends. The return G_t is the sum of the rewards r from step t on, where a reward k
-steps later is multiplied by γ^k. If G_t is larger than the mean of the N episodes' returns at the
-same step, action a_t becomes more likely, and if it is smaller, less likely.
+steps later is multiplied by γ^k (γ ≤ 1). Action a_t becomes more likely if G_t is above the mean
+of the N episodes' returns at step t, and less likely if it is below.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
@@ -90,11 +90,11 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate a network, or are cut off by the clamp above. So a mean
-            # more than 2 standard deviations from 0 is moved to 2, and one beyond 10 to 0. The
+            # Inputs far from 0 saturate tanh units, or are cut off by the clamp above. So a mean
+            # beyond ±2 standard deviations is moved to ±2 of them, and one beyond ±10 to 0. The
             # shift is computed only once: one that keeps changing makes learning slower.
-            limit = torch.where(mean.abs() > 10 * std, 0.0, 2 * std)
-            self.shift.copy_(mean - mean.clamp(-limit, limit))
+            new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
+            self.shift.copy_(mean - new_mean)
 
 
 class Policy(nn.Module):
@@ -139,10 +139,11 @@ def compute_returns(reward, gamma):
 
 
 def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, score) of each episode.
+    """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
     envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
-    after an episode's end ignores the action, and only begins the next episode. Ctrl-C ends the
+    after an episode's end ignores the action, and only begins the next episode. Leave out
+    RecordEpisodeStatistics, which is added here. Ctrl-C ends the
     training early. Raises SettingError for a setting that cannot work, and FloatingPointError for a
     number that is not finite.
     """
@@ -151,22 +152,22 @@ def train(config, envs=None):
     envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    N = envs.num_envs
+    N = int(envs.num_envs)
     env_step, history = 0, []
 
     # The random numbers of actions and environments differ from those of the weights. The
     # environments are seeded only once: later resets draw new starts.
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
-    envs.reset(seed=seed)
+    envs.reset(seed=seed)  # only seeds them: each update resets them again
     next_report = 0
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
-            # Collect: play one episode in each environment with the current policy. An environment
-            # that ends early begins another episode, which is not valid, until all have ended.
+            # Collect: play one episode in each environment with the current policy. Where it ends
+            # early, the environment plays on until all have ended. Those steps are not valid.
             obs, _ = envs.reset()
             obs_rows, action_rows, reward_rows, valid_rows = [], [], [], []
             playing = np.ones(N, bool)
@@ -174,12 +175,12 @@ def train(config, envs=None):
                 action = agent.act(obs)
                 obs_rows.append(obs.copy())  # some environments reuse their array
                 action_rows.append(action)
-                valid_rows.append(playing.copy())
+                valid_rows.append(playing)
                 obs, reward, terminated, truncated, info = envs.step(action)
                 check_finite("reward", reward)
                 reward_rows.append(reward * playing)  # 0 after an episode's end
                 finished = playing & (terminated | truncated)
-                playing &= ~finished
+                playing = playing & ~finished
                 env_step += N  # steps that are not valid count, too
                 if finished.any():
                     scores = info["episode"]["r"][finished]
@@ -190,10 +191,8 @@ def train(config, envs=None):
             rollout_reward = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
             return_ = compute_returns(rollout_reward, config.gamma)  # (T, N)
-            if N > 1:
-                baseline = return_.mean(1, keepdim=True)  # (T, 1)
-            else:
-                baseline = return_.mean()  # a single episode is compared with its own average
+            # A single episode is compared with its own average.
+            baseline = return_.mean(1, keepdim=True) if N > 1 else return_.mean()  # (T, 1) or ()
             b_difference = (return_ - baseline)[valid]  # (B,): b_ marks the B valid steps
             # Dividing by the standard deviation makes the update independent of the rewards' scale.
             b_weight = b_difference / (b_difference.std(correction=0) + 1e-8)
@@ -216,7 +215,7 @@ def train(config, envs=None):
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
-                metrics = {  # ready to be logged
+                metrics = {
                     "episode": len(history),
                     "average_score": float(np.mean(scores)) if scores else np.nan,
                     "entropy": pi.entropy().mean().item(),
@@ -290,7 +289,7 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers. Different numbers give independent random streams."""
+    """A seed made of several numbers. Other numbers give, almost surely, another seed."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
@@ -298,12 +297,12 @@ def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     """Plays fresh episodes and returns their scores, (episodes,).
 
     Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
-    your own, as many as episodes.
+    your own: each plays one episode, and all are closed at the end.
     """
     envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
     limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
     obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))
-    returns, playing = np.zeros(episodes), np.ones(episodes, bool)
+    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     for _ in range(limit):
         obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
         returns[playing] += reward[playing]  # the first episode of each environment
@@ -318,8 +317,8 @@ def main():
     """Trains with the settings of the command line, then evaluates the agent."""
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
-        kind = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, **kind,
+        options = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, **options,
                             help=f"{spec.metadata['help']} (default: {spec.default!r})")
     # In a notebook, sys.argv belongs to the kernel: use the defaults.
     given = vars(parser.parse_args(None if "__file__" in globals() else []))
@@ -357,7 +356,7 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    finally:  # a notebook needs them again
+    finally:  # give a notebook its threads and handlers back
         torch.set_num_threads(num_threads)
         for number, handler in handlers.items():
             signal.signal(number, handler)

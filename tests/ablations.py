@@ -25,7 +25,7 @@ edit("as it is", (*PPO, "actor_critic", "reinforce"))
 # Details off
 edit("no orthogonal initialisation", PPO, ("nn.init.orthogonal_(layer.weight, gain)", "pass"))
 edit("gradient's norm not clipped", PPO,
-     ("clip_grad_norm_(agent.parameters(), config.max_grad_norm)", "clip_grad_norm_(agent.parameters(), np.inf)"))
+     ("clip_grad_norm_(params, config.max_grad_norm)", "clip_grad_norm_(params, np.inf)"))
 edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
 edit("constant learning rate", PPO, ("= rate * remaining", "= rate"))
 edit("observations not scaled", PPO, ("((obs - self.shift) / self.divisor).clamp(-10, 10)", "obs"))

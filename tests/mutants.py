@@ -107,18 +107,19 @@ replace(D, "update", "std of the scale ignored", "std / self.target_std", "std")
 each(PPO, "update", "observations not clipped", ".clamp(-10, 10)", "")
 replace(D, "update", "first observations not as they are", UNIT, UNIT.replace("ones(obs_dim)", "full((obs_dim,), 2.0)"))
 replace(D, "training", "the variance may be 0", ".clamp(min=1e-8)", "")
-SHIFTED = "self.shift.copy_(mean - mean.clamp(-limit, limit))"
+SHIFTED = "self.shift.copy_(mean - new_mean)"
+NEAR = "mean.clamp(-2 * std, 2 * std)"
 each([D, R, A], "training", "far features not shifted", SHIFTED, "pass")
 replace(D, "training", "all features centred", SHIFTED, "self.shift.copy_(mean)")
 each([D, R, A], "training", "shifted at every update", "if first:", "if True:")
 replace(D, "training", "shifted later, not at first", "first = self.count == 0", "first = self.count > 0")
-replace(D, "training", "very far features are moved to 2, too", "10 * std, 0.0, 2 * std", "10 * std, 2 * std, 2 * std")
+replace(D, "training", "very far features are moved to 2, too", "mean.abs() > 10 * std, 0.0, ", "mean.abs() > 10 * std, 2 * std * mean.sign(), ")
 replace(D, "training", "features are very far at 5", "> 10 * std", "> 5 * std")
-replace(D, "training", "far features are moved to 1", "0.0, 2 * std", "0.0, std")
-replace(D, "training", "features are far in scaled units", "0.0, 2 * std", "0.0, 2 * self.divisor")
+replace(D, "training", "far features are moved to 1", NEAR, "mean.clamp(-std, std)")
+replace(D, "training", "features are far in scaled units", NEAR, "mean.clamp(-2 * self.divisor, 2 * self.divisor)")
 replace(D, "training", "features below 0 are never very far", "mean.abs() > 10", "mean > 10")
-replace(D, "training", "features below 0 are never far", "mean.clamp(-limit, limit)", "mean.clamp(max=limit)")
-replace(D, "training", "the shift is what may be left", SHIFTED, "self.shift.copy_(mean.clamp(-limit, limit))")
+replace(D, "training", "features below 0 are never far", NEAR, "mean.clamp(max=2 * std)")
+replace(D, "training", "the shift is what may be left", SHIFTED, "self.shift.copy_(new_mean)")
 each([D, R, A], "training", "shift added", "(obs - self.shift)", "(obs + self.shift)")
 replace(D, "training", "shift in other units", "(obs - self.shift) / self.divisor", "obs / self.divisor - self.shift")
 replace(D, "training", "the policy sees raw observations", "self.policy(self.scale(obs))", "self.policy(obs)")
@@ -211,10 +212,11 @@ replace(D, "checkpoints", "steps of one process counted", COUNT, "env_step += N"
 replace(D, "update", "scores of all, whoever is done", 'info["episode"]["r"][done]', 'info["episode"]["r"]')
 
 # ---- ppo_discrete.py: gradient step and Adam ----
-CLIP = "clip_grad_norm_(agent.parameters(), config.max_grad_norm)"
-replace(D, "update", "gradient not clipped", CLIP, "clip_grad_norm_(agent.parameters(), torch.inf)")
-replace(D, "update", "short gradients made longer", CLIP, "clip_grad_norm_(agent.parameters(), 1e9)\n                    "
-        "[p.grad.mul_(config.max_grad_norm / norm) for p in agent.parameters()]")
+CLIP = "clip_grad_norm_(params, config.max_grad_norm)"
+replace(D, "update", "gradient not clipped", CLIP, "clip_grad_norm_(params, torch.inf)")
+replace(D, "update", "the critic's gradient not clipped", "list(agent.parameters())", "list(agent.policy.parameters())")
+replace(D, "update", "short gradients made longer", CLIP, "clip_grad_norm_(params, 1e9)\n                    "
+        "[p.grad.mul_(config.max_grad_norm / norm) for p in params]")
 ZERO, STEP = "optimizer.zero_grad()", "optimizer.step()"
 each([D, R, A], "update", "zero_grad forgotten", ZERO, "pass")
 each([D, R, A], "update", "optimizer's step forgotten", STEP, "pass")
@@ -231,12 +233,12 @@ replace(D, "training", "ε under the root", "(square.sqrt() + self.eps)", "(squa
 replace(D, "training", "no root", "(square.sqrt() + self.eps)", "(square + self.eps)")
 replace(D, "training", "Adam's ε ignored", "self.eps = eps", "self.eps = 1e-8")
 each(SCRIPTS, "update", "another ε of Adam", "eps=1e-5)", "eps=1e-8)")
-replace(D, "training", "Adam goes uphill", "weight -= self", "weight += self")
+replace(D, "training", "Adam goes uphill", "p -= part", "p += part")
 mutant(D, "Adam's learning rate stays", "training", ("self.eps = eps", "self.eps, self.lr = eps, lr"),
        ('self.param_groups[0]["lr"]', "self.lr"))
 replace(D, "training", "a gradient that never came is not noticed", "if all(p.grad is None for p in self.params):", "if False:")
 replace(D, "training", "every parameter must have a gradient", "if all(p.grad is None", "if any(p.grad is None")
-replace(D, "training", "new weights do not reach the parameters", "vector_to_parameters(weight, self.params)", "pass")
+replace(D, "training", "new weights do not reach the parameters", "p -= part", "p = p - part")
 for part in ("mean", "square"):
     replace(D, "checkpoints", f"Adam's {part} not resumed", f'self.{part}.copy_(state["{part}"])', "pass")
     replace(D, "checkpoints", f"Adam's {part} not saved", f'"{part}": self.{part},', f'"{part}": 0 * self.{part},')
@@ -251,7 +253,7 @@ each([D, C, R, A], "interface", "observations that are not finite go through", '
 each([D, R, A], "interface", "rewards that are not finite go through", 'check_finite("reward", reward)', "pass")
 
 # ---- ppo_discrete.py: several processes and threads ----
-AVERAGE = "average(*[p.grad for p in agent.parameters() if p.grad is not None])"
+AVERAGE = "average(*[p.grad for p in params if p.grad is not None])"
 replace(D, "training", "each process follows its own gradient", AVERAGE, "pass")
 mutant(D, "gradients averaged after the clip", "training", (f"                    {AVERAGE}\n", ""),
        (CLIP, f"{CLIP}\n                    {AVERAGE}"))
@@ -314,7 +316,8 @@ replace(D, "training", "endless evaluations end too soon", "max(10_000, ", "max(
 replace(D, "checkpoints", "β not saved", '        "beta": beta,\n        "env_step"', '        "beta": 1.0,\n        "env_step"')
 replace(D, "update", "another β in the metrics", '"beta": beta,\n                "clipped', '"beta": 1.0,\n                "clipped')
 replace(D, "checkpoints", "β not loaded", "return beta, env_step, [", "return 1.0, env_step, [")
-replace(D, "checkpoints", "spread of rewards not saved", 'checkpoint["reward_stats"] = {name', "_ = {name")
+replace(D, "checkpoints", "spread of rewards not saved", '"reward_stats": {name: float(value) for name, value in stats.items()}',
+        '"reward_stats": {}')
 replace(D, "checkpoints", "spread of rewards not loaded", "setattr(envs.return_rms, name, np.float64(value))", "pass")
 replace(D, "checkpoints", "steps not loaded", "return beta, env_step, [", "return beta, 0, [")
 HISTORY = '[(int(step), float(score)) for step, score in checkpoint["history"]]'
@@ -336,10 +339,12 @@ LAST = "f\"entropy {metrics['entropy']:.2g}\", flush=True)"
 replace(D, "checkpoints", "saved only at the end", REPORT,
         REPORT.replace("save(", "if env_step >= config.total_steps: save("))
 mutant(D, "printed before it is saved", "checkpoints", (REPORT, ""), (LAST, f"{LAST}\n{REPORT.rstrip()}"))
-replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # for a run that stops early\n", "")
+replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # in case the run fails early\n", "")
 replace(D, "checkpoints", "numpy's numbers in a checkpoint", "int(config.num_steps), int(config.num_envs)",
         "config.num_steps, config.num_envs")
-replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}    finally:", "    finally:")
+STOPPED = "        print(f\"stopped at step {env_step:,}\", flush=True)\n"
+replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}{STOPPED}", STOPPED)
+replace(D, "checkpoints", "on Ctrl-C printed before it is saved", f"        {SAVE}{STOPPED}", f"{STOPPED}        {SAVE}")
 replace(D, "checkpoints", "a failed save looks like a success", '["env_step"] < config.total_steps:', '["env_step"] < 0:')
 replace(D, "checkpoints", "a failed save ends the run", "except (OSError, RuntimeError) as error:",
         "except KeyError as error:")
@@ -431,7 +436,7 @@ replace(C, "training", "actions lose their shape", "action = action.reshape(len(
 replace(C, "interface", "a range without bounds goes through", " and space.is_bounded()", "")
 replace(C, "update", "σ not learned", "self.log_std = nn.Parameter(", "self.log_std = nn.Buffer(")
 replace(C, "update", "σ² for σ", "self.log_std.exp()", "(2 * self.log_std).exp()")
-replace(C, "training", "--init-log-std ignored", "float(config.init_log_std)", "0.0")
+replace(C, "training", "--init-log-std ignored", "torch.ones(action_dim) * config.init_log_std", "torch.zeros(action_dim)")
 replace(C, "update", "noise of another width", "mean + std * torch.randn_like", "mean + 2 * std * torch.randn_like")
 replace(C, "update", "noise of one number", "torch.randn_like(mean)", "torch.randn(1)")
 replace(C, "training", "greedy and sampled swapped", "mean if greedy else", "mean if not greedy else")
@@ -444,7 +449,7 @@ replace(R, "update", "the baseline is the mean over time", "return_.mean(1, keep
         "return_.mean(0, keepdim=True)")
 replace(R, "update", "differences not divided by their spread", "b_difference / (", "b_difference + 0 * (")
 replace(R, "update", "standard deviation of a sample", "b_difference.std(correction=0)", "b_difference.std()")
-replace(R, "update", "a single episode has no baseline", "baseline = return_.mean()", "baseline = 0 * return_.mean()")
+replace(R, "update", "a single episode has no baseline", "N > 1 else return_.mean()", "N > 1 else 0")
 replace(R, "estimates", "returns from the first step on", "for t in reversed(range(len(reward) - 1))",
         "for t in range(len(reward) - 1)")
 replace(R, "training", "policy not small at first", "(output, 0.01)", "(output, 1.0)")
@@ -453,9 +458,10 @@ replace(R, "update", "returns without discount", "compute_returns(rollout_reward
         "compute_returns(rollout_reward, 1)")
 replace(R, "update", "rewards after the end count", "reward_rows.append(reward * playing)",
         "reward_rows.append(reward)")
-replace(R, "update", "steps after the end are learned from", "valid_rows.append(playing.copy())",
+replace(R, "update", "steps after the end are learned from", "valid_rows.append(playing)",
         "valid_rows.append(np.ones_like(playing))")
-replace(R, "update", "rows of valid steps not copied", "valid_rows.append(playing.copy())", "valid_rows.append(playing)")
+replace(R, "update", "rows of valid steps share an array", "playing = playing & ~finished", "playing &= ~finished")
+each([R, A], "training", "steps counted in the type of the setting", "N = int(envs.num_envs)", "N = envs.num_envs")
 FINISHED = "finished = playing & (terminated | truncated)"
 replace(R, "update", "second episodes in the scores", FINISHED, "finished = terminated | truncated")
 replace(R, "update", "truncated episodes do not end", FINISHED, "finished = playing & terminated")

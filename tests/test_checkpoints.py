@@ -610,6 +610,29 @@ def test_ctrl_c_saves_what_was_learned_last(name, tmp_path, monkeypatch):
     assert kept["optimizer"]["steps"] == 8 and same(kept["optimizer"], copied(calls[0].state_dict()))
 
 
+@pytest.mark.parametrize("name", PPO)
+def test_ctrl_c_saves_although_nobody_reads_the_output_any_more(name, tmp_path, monkeypatch):
+    """As with `| tee log`: the terminal sends Ctrl-C to both programs, and tee may be gone first."""
+    module, path, calls, step = load(name), tmp_path / "kept.pt", [], load(name).Adam.step
+
+    class Out(io.StringIO):
+        def write(self, text):
+            if text.startswith("stopped"):
+                raise BrokenPipeError
+            return len(text)
+
+    def stop(optimizer):
+        calls.append(optimizer)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        step(optimizer)
+
+    monkeypatch.setattr(module.Adam, "step", stop)
+    with contextlib.redirect_stdout(Out()), pytest.raises(BrokenPipeError):
+        module.train(small(name, path, total_steps=10**6))
+    assert read(path)["env_step"] == 50
+
+
 class Slow(gym.Env):
     """Writes to stderr when an episode goes on, and takes its time: a signal surely finds it at play."""
 

@@ -892,8 +892,17 @@ def test_another_autoreset_mode_is_refused(name, mode, quiet):
 def test_evaluate_plays_in_environments_of_ones_own(name, quiet):
     module, agent = load(name), new_agent(name)
     envs = Recount(sync(name, 4))
-    returns = module.evaluate(agent, "NoSuch-v0", episodes=4, envs=envs)
+    returns = module.evaluate(agent, "NoSuch-v0", envs=envs)
     np.testing.assert_allclose(returns, first_scores(envs))
+    assert returns.shape == (4,)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_steps_are_counted_in_plain_ints(name, quiet):
+    """A small integer of numpy's would run over, and the history could not be written as JSON."""
+    module = load(name)
+    _, history = module.train(small(name, num_envs=np.int8(3), total_steps=100))
+    assert history and {type(step) for step, _ in history} == {int}
 
 
 # ---- One policy, for acting and for learning ----

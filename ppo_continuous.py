@@ -97,7 +97,7 @@ class Config:
 # Settings to begin with on other tasks. The command line uses them for any other --env-id; in
 # Python, write Config(env_id="HalfCheetah-v5", **ELSEWHERE).
 ELSEWHERE = dict(
-    total_steps=500_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=32,
+    total_steps=500_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=24,
     learning_rate=5e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95, obs_std=1.0,
     reward_scale=1.0, normalize_reward=True, init_log_std=0.0, hidden_size=64, activation="tanh",
 )

@@ -182,9 +182,9 @@ def train(config, envs=None):
 
     envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
     after an episode's end ignores the action, and only begins the next episode. Leave out
-    RecordEpisodeStatistics, which is added here. Ctrl-C ends the
-    training early. Raises SettingError for a setting that cannot work, and FloatingPointError for a
-    number that is not finite.
+    RecordEpisodeStatistics, which is added here. Ctrl-C ends the training early. Raises
+    SettingError for a setting that cannot work, and FloatingPointError for a number that is not
+    finite.
     """
     check(config)
     torch.manual_seed(config.seed)  # for the weights

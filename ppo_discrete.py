@@ -300,10 +300,10 @@ def train(config, envs=None):
 
     envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
     after an episode's end ignores the action, and only begins the next episode. Leave out
-    RecordEpisodeStatistics, which is added here. Ctrl-C ends the
-    training early. Under torchrun, the history and the statistics of normalize_reward are those of
-    this process alone. Raises SettingError for a setting that cannot work, and FloatingPointError
-    for a number that is not finite.
+    RecordEpisodeStatistics, which is added here. Ctrl-C ends the training early. Under torchrun,
+    the history and the statistics of normalize_reward are those of this process alone. Raises
+    SettingError for a setting that cannot work, and FloatingPointError for a number that is not
+    finite.
     """
     if envs is not None:
         env_id = getattr(envs.spec, "id", "your environments")

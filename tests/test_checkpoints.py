@@ -593,17 +593,24 @@ def test_an_interrupted_train_returns_what_was_learned(name, capsys):
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_ctrl_c_saves_what_was_learned_last(name, tmp_path, monkeypatch):
-    module, path, calls, step = load(name), tmp_path / "kept.pt", [], load(name).Adam.step
+def ctrl_c_at_the_ninth_step(module, monkeypatch):
+    """Long after the first report, and long before the second. Returns the optimizer of each step."""
+    calls, step = [], module.Adam.step
 
     def stop(optimizer):
         calls.append(optimizer)
-        if len(calls) == 9:  # long after the first report, and long before the second
+        if len(calls) == 9:
             raise KeyboardInterrupt
         step(optimizer)
 
     monkeypatch.setattr(module.Adam, "step", stop)
+    return calls
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_ctrl_c_saves_what_was_learned_last(name, tmp_path, monkeypatch):
+    module, path = load(name), tmp_path / "kept.pt"
+    calls = ctrl_c_at_the_ninth_step(module, monkeypatch)
     agent, history = module.train(small(name, path, total_steps=10**6))
     kept = read(path)
     assert same(kept["agent"], agent.state_dict()) and kept["history"] == history and kept["env_step"] == 50
@@ -613,7 +620,8 @@ def test_ctrl_c_saves_what_was_learned_last(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", PPO)
 def test_ctrl_c_saves_although_nobody_reads_the_output_any_more(name, tmp_path, monkeypatch):
     """As with `| tee log`: the terminal sends Ctrl-C to both programs, and tee may be gone first."""
-    module, path, calls, step = load(name), tmp_path / "kept.pt", [], load(name).Adam.step
+    module, path = load(name), tmp_path / "kept.pt"
+    ctrl_c_at_the_ninth_step(module, monkeypatch)
 
     class Out(io.StringIO):
         def write(self, text):
@@ -621,13 +629,6 @@ def test_ctrl_c_saves_although_nobody_reads_the_output_any_more(name, tmp_path, 
                 raise BrokenPipeError
             return len(text)
 
-    def stop(optimizer):
-        calls.append(optimizer)
-        if len(calls) == 9:
-            raise KeyboardInterrupt
-        step(optimizer)
-
-    monkeypatch.setattr(module.Adam, "step", stop)
     with contextlib.redirect_stdout(Out()), pytest.raises(BrokenPipeError):
         module.train(small(name, path, total_steps=10**6))
     assert read(path)["env_step"] == 50

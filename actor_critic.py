@@ -7,28 +7,29 @@ The policy π(a|s), or actor, gives the probability of action a in state s. The 
 the rewards r still to come, where a reward k steps later is multiplied by γ^k. The critic learns to
 predict it: V(s) is the expected return from state s, and Q(s, a) the same if the first action is a.
 Every few steps both learn. The critic reduces its error δ_t. The actor makes action a_t more likely
-if the weight ψ_t is positive, and less likely if it is negative. Both are defined here:
+if the weight ψ_t is above its mean, and less likely if it is below. Both are defined here:
 
     L = -E[ψ_t log π(a_t|s_t)] + ½ E[δ_t²] - c E[H(π(·|s_t))]
 
     --critic td         ψ_t = δ_t                   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
-    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  δ_t² is the sum of the two δ_t² above
+    --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  both δ_t above, their squares added
 
 E is the mean over the steps of an update. The entropy H is large where the policy is undecided, and
 c is its weight. In a terminal state V and Q count as 0. In each update ψ_t is first shifted and
 scaled to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor through the critics'
 targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}), where the policy chooses a_{t+1}.
 
-With the true Q as ψ_t, minimising the first term follows the gradient of the expected return ([1]
-Sec. 13.2). V is the mean of Q over the policy's actions. As V does not depend on the action,
-subtracting it leaves the gradient unchanged on average and reduces the noise ([1] Sec. 13.4). Q - V
-is the advantage. The δ_t of V, the temporal difference (TD) error, estimates it without Q ([1] Sec.
-13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7). `--critic q` learns most reliably with --gamma
-0.99 --max-grad-norm 0.2.
+With the true Q as ψ_t, minimising the first term follows the gradient of the expected return, but
+for its scale and a factor γ^t, which is left out here as in reinforce.py ([1] Sec. 13.2). V is the
+mean of Q over the policy's actions. As V does not depend on the action, subtracting it leaves the
+gradient unchanged on average and reduces the noise ([1] Sec. 13.4). Q - V is the advantage. The δ_t
+of V, the temporal difference (TD) error, estimates it without Q ([1] Sec. 13.5). The δ_t of Q is
+that of SARSA ([1] Eq. 6.7). `--critic q` learns most reliably with --gamma 0.99 --max-grad-norm
+0.2.
 
 `python actor_critic.py` solves CartPole after about 18,500 of 100,000 steps. The score of an
-episode is the sum of its rewards, and CartPole is solved when it averages 475.
+episode is the sum of its rewards, and CartPole is solved when the last 20 average 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 """
@@ -37,6 +38,7 @@ import os
 import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 
@@ -76,18 +78,18 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations to a standard deviation of target_std.
 
-    Networks learn best from numbers of the order of 1. Before the first update, nothing is scaled.
-    On a first reading, the rest of this class may be skipped.
+    Networks learn best from numbers of the order of 1. That is all one has to know of this class
+    on a first reading.
     """
     def __init__(self, obs_dim, target_std):
         super().__init__()
         self.target_std = target_std
-        # Sums over all observations so far, in float64 for precision. As buffers, they are saved
-        # with the weights.
+        # Sums over all observations so far, in float64 for precision. Buffers are not learned, but
+        # belong to state_dict(), as the weights do.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
         self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        # What is subtracted from each feature, and what it is then divided by.
+        # What is subtracted from each feature, and what it is then divided by: at first 0 and 1.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.divisor = nn.Buffer(torch.ones(obs_dim))
 
@@ -107,9 +109,9 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate tanh units, or are cut off by the clamp above. So a mean
-            # beyond ±2 standard deviations is moved to ±2 of them, and one beyond ±10 to 0. The
-            # shift is computed only once: one that keeps changing makes learning slower.
+            # Features far from 0 saturate tanh units. So a mean more than 2 of its standard
+            # deviations from 0 is moved to 2, and one more than 10 away, which the clamp above
+            # would cut off, to 0. A shift that kept changing would make learning slower.
             new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
             self.shift.copy_(mean - new_mean)
 
@@ -143,11 +145,11 @@ class ActorCritic(nn.Module):
         # Outputs near 0 make all actions about equally likely at first.
         self.policy = mlp(obs_dim, n_actions, config, output_gain=0.01)
         self.v_critic = mlp(obs_dim, 1, config, output_gain=1.0)
-        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)
+        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)  # --critic td needs none
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> π(·|s), the distribution over the actions."""
-        return Categorical(logits=self.policy(self.scale(obs)), validate_args=False)
+        return Categorical(logits=self.policy(self.scale(obs)))
 
     def v(self, obs):
         """Observations (..., obs_dim) -> values V(s), of shape (...)."""
@@ -177,25 +179,38 @@ def td_error(reward, value, next_value, terminated, gamma):
     return target.detach() - value  # the critic moves to the target, not the target to the critic
 
 
+@contextmanager
+def one_thread():
+    """Lets torch compute in one thread: at these sizes, more would only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@one_thread()
 def train(config, envs=None):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
-    after an episode's end ignores the action, and only begins the next episode. Leave out
-    RecordEpisodeStatistics, which is added here. Ctrl-C ends the training early. Raises
-    SettingError for a setting that cannot work, and FloatingPointError for a number that is not
-    finite.
+    envs may be vector environments of your own (see prepare). Ctrl-C ends the training early.
+    Raises SettingError for a setting that cannot work, and FloatingPointError for a number that is
+    not finite.
     """
     check(config)
     torch.manual_seed(config.seed)  # for the weights
-    envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
+    if envs is None:
+        envs = make_envs(config.env_id, config.num_envs)
+    envs = prepare(envs)
     agent = ActorCritic(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    N = int(envs.num_envs)
-    env_step, history = 0, []
+    N = envs.num_envs
+    env_step = 0
+    history = []
 
-    # The random numbers of actions and environments differ from those of the weights. The
-    # environments are seeded only once: later resets draw new starts.
+    # Actions and environments have random numbers of their own. The environments are seeded only
+    # once: later resets draw new starts.
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
     obs, _ = envs.reset(seed=seed)
@@ -224,14 +239,16 @@ def train(config, envs=None):
                     history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
             check_finite("observation", obs)  # the last one; act has checked the others
 
-            # Estimate: the critics' errors and ψ, the weight of each action. Now with gradients.
             all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
+            actions = torch.as_tensor(np.stack(action_rows))  # (T, N)
             rewards = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
             terminations = torch.as_tensor(np.stack(terminated_rows))  # (T, N)
-            valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
+            valid = torch.as_tensor(np.stack(valid_rows))  # (T, N), of which B are True
+
+            # Estimate: the policy again, now with gradients, the critics' errors, and ψ, the weight
+            # of each action.
             pi = agent.pi(all_obs)
-            actions = torch.as_tensor(np.stack(action_rows))  # (T, N)
-            last_action = pi.sample()[-1:]  # (1, N): a_T for Q(s_T, a_T); it is not played
+            last_action = pi.sample()[-1:]  # (1, N): a_T, which is not played, for Q(s_T, a_T)
             all_actions = torch.cat([actions, last_action])  # (T+1, N)
             v = agent.v(all_obs)  # (T+1, N)
             q = agent.q(all_obs, all_actions)  # (T+1, N)
@@ -247,16 +264,16 @@ def train(config, envs=None):
                 psi = (q - v)[:-1]
                 squared_error = v_error.square() + q_error.square()
 
-            # Update: one optimizer step, from the B valid steps. ψ is centred: where rewards are
-            # positive, so is Q, and without centring every action would become more likely. It is
-            # divided by its standard deviation, so that the policy's loss does not depend on the
-            # rewards' scale.
+            # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.
+            # ψ is centred: where rewards are positive, so is Q, and without centring every action
+            # would become more likely. It is divided by its standard deviation, so that the
+            # policy's loss does not depend on the rewards' scale.
             b_psi = psi[valid].detach()  # (B,)
             std, mean = torch.std_mean(b_psi, correction=0)
-            b_psi = (b_psi - mean) / (std + 1e-8)
+            b_weight = (b_psi - mean) / (std + 1e-8)
             b_log_prob = pi.log_prob(all_actions)[:-1][valid]
-            assert b_log_prob.shape == b_psi.shape
-            policy_loss = -(b_log_prob * b_psi).mean()
+            assert b_log_prob.shape == b_weight.shape
+            policy_loss = -(b_log_prob * b_weight).mean()
             critic_loss = squared_error[valid].mean()
             entropy = pi.entropy()[:-1][valid].mean()
             loss = policy_loss + 0.5 * critic_loss - config.entropy_coef * entropy
@@ -307,22 +324,28 @@ def check(config):
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
         low, high = limits.get(name, (0, np.inf))
-        if spec.type is int and not (isinstance(value, Integral) and low <= value <= high):
-            right = f"a whole number from {low} to {high}"
-        elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
-            right = f"a number from {low} to {high}"
-        elif spec.type in (bool, str) and not isinstance(value, spec.type):
-            right = f"a {spec.type.__name__}"
-        elif name in choices and value not in choices[name]:
+        if name in choices:
             right = " or ".join(choices[name])
+            fits = value in choices[name]
+        elif spec.type is int:
+            right = f"a whole number from {low} to {high}"
+            fits = isinstance(value, Integral) and low <= value <= high
+        elif spec.type is float:
+            right = f"a number from {low} to {high}"
+            fits = isinstance(value, Real) and low <= value <= high
         else:
-            continue
-        raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+            right = f"a {spec.type.__name__}"
+            fits = isinstance(value, spec.type)
+        if not fits:
+            raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+        setattr(config, name, spec.type(value))  # Python's number, if it was one of numpy's
 
 
 def make_envs(env_id, num_envs, render_mode=None):
     """Vector environments: copies of one environment that step together."""
-    options = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    options = {}
+    if render_mode:
+        options = {"render_mode": render_mode, "vectorization_mode": "sync"}
     try:
         return gym.make_vec(env_id, num_envs, **options)
     except (gym.error.Error, ModuleNotFoundError) as error:
@@ -334,7 +357,12 @@ def make_envs(env_id, num_envs, render_mode=None):
 
 
 def prepare(envs):
-    """Vector environments with flat observations, that report each finished episode in info."""
+    """Adds wrappers: flat observations, and scores of finished episodes in info.
+
+    The vector environments must be in gymnasium's NEXT_STEP autoreset mode: the step after an
+    episode's end ignores the action, and only begins the next episode. RecordEpisodeStatistics is
+    added here, so leave it out of your own.
+    """
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise SettingError("vector environments must have autoreset_mode NEXT_STEP, gymnasium's "
                            f"default, not {envs.metadata.get('autoreset_mode')}")
@@ -355,28 +383,37 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers. Other numbers give, almost surely, another seed."""
+    """A seed made of several numbers: other numbers give, almost surely, quite another seed.
+
+    gymnasium seeds N copies of an environment with seed, seed + 1 and so on. So runs with the seeds
+    0 and 1 would play nearly the same episodes, if these were used as they are.
+    """
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
+@one_thread()
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     """Plays fresh episodes and returns their scores, (episodes,).
 
     Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
     your own: each plays one episode, and all are closed at the end.
     """
-    envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
+    if envs is None:
+        envs = make_envs(env_id, episodes)
+    envs = prepare(envs)
     limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
-    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))
-    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
+    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # unlike any seed of training
+    scores = np.zeros(envs.num_envs)
+    playing = np.ones(envs.num_envs, bool)  # False once the first episode has ended
     for _ in range(limit):
-        obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns[playing] += reward[playing]  # the first episode of each environment
-        playing &= ~(terminated | truncated)
+        action = agent.act(obs, greedy)
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        scores[playing] += reward[playing]
+        playing[terminated | truncated] = False
         if not playing.any():
             break
     envs.close()
-    return returns
+    return scores
 
 
 def main():
@@ -399,8 +436,6 @@ def main():
     for number, handler in handlers.items():
         if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         config = Config(**given)
         window = make_envs(config.env_id, 1, "human") if config.render else None
@@ -408,11 +443,10 @@ def main():
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
         if config.eval_episodes > 0:
-            for kind in ("greedy", "sampled"):
-                scores = evaluate(agent, config.env_id, config.eval_episodes, kind == "greedy",
-                                  config.seed)
-                print(f"{kind} evaluation: {scores.mean():.2f} over {config.eval_episodes} "
-                      "episodes", flush=True)
+            for greedy in (True, False):
+                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
+                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
+                      f"{config.eval_episodes} episodes", flush=True)
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
     except (SettingError, FloatingPointError) as error:
@@ -422,10 +456,9 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    finally:  # give a notebook its threads and handlers back
-        torch.set_num_threads(num_threads)
+    finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler)  # a notebook needs them again
 
 
 if __name__ == "__main__":

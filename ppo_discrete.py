@@ -41,6 +41,7 @@ import signal
 import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from types import SimpleNamespace
@@ -104,18 +105,18 @@ ELSEWHERE = dict(
 class ObsScale(nn.Module):
     """Scales each feature of the observations to a standard deviation of target_std.
 
-    Networks learn best from numbers of the order of 1. Before the first update, nothing is scaled.
-    On a first reading, the rest of this class may be skipped.
+    Networks learn best from numbers of the order of 1. That is all one has to know of this class
+    on a first reading.
     """
     def __init__(self, obs_dim, target_std):
         super().__init__()
         self.target_std = target_std
-        # Sums over all observations so far, in float64 for precision. As buffers, they are saved
-        # with the weights.
+        # Sums over all observations so far, in float64 for precision. Buffers are not learned, but
+        # belong to state_dict(), as the weights do.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
         self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        # What is subtracted from each feature, and what it is then divided by.
+        # What is subtracted from each feature, and what it is then divided by: at first 0 and 1.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.divisor = nn.Buffer(torch.ones(obs_dim))
 
@@ -136,9 +137,9 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate tanh units, or are cut off by the clamp above. So a mean
-            # beyond ±2 standard deviations is moved to ±2 of them, and one beyond ±10 to 0. The
-            # shift is computed only once: one that keeps changing makes learning slower.
+            # Features far from 0 saturate tanh units. So a mean more than 2 of its standard
+            # deviations from 0 is moved to 2, and one more than 10 away, which the clamp above
+            # would cut off, to 0. A shift that kept changing would make learning slower.
             new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
             self.shift.copy_(mean - new_mean)
 
@@ -248,21 +249,22 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
     return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
-class Adam:
+class Adam(nn.Module):
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
     A few operations on one long vector compute the changes of all parameters. And it starts sooner:
     the first of torch's optimizers to be constructed imports modules for two seconds. Freeze
     parameters (requires_grad = False) before the first step: later, they would keep moving by
-    momentum.
+    momentum. It is a Module only to have its buffers in a state_dict.
     """
     def __init__(self, parameters, lr, eps):
+        super().__init__()
         self.params = list(parameters)
         self.param_groups = [{"params": self.params, "lr": lr}]  # as torch's optimizers have
         self.eps = eps
-        self.mean = torch.zeros_like(parameters_to_vector(self.params))  # of the gradients
-        self.square = torch.zeros_like(self.mean)  # the mean of their squares
-        self.steps = 0
+        self.mean = nn.Buffer(torch.zeros_like(parameters_to_vector(self.params)))  # of gradients
+        self.square = nn.Buffer(torch.zeros_like(self.mean))  # the mean of their squares
+        self.steps = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def zero_grad(self):
         for p in self.params:
@@ -285,43 +287,46 @@ class Adam:
         for p, part in zip(self.params, change.split(sizes)):
             p -= part.view_as(p)
 
-    def state_dict(self):
-        return {"mean": self.mean, "square": self.square, "steps": self.steps}
 
-    def load_state_dict(self, state):
-        self.mean.copy_(state["mean"])
-        self.square.copy_(state["square"])
-        assert isinstance(state["steps"], int) and state["steps"] >= 0, "steps is damaged"
-        self.steps = state["steps"]
+@contextmanager
+def one_thread():
+    """Lets torch compute in one thread: at these sizes, more would only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
+@one_thread()
 def train(config, envs=None):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
-    after an episode's end ignores the action, and only begins the next episode. Leave out
-    RecordEpisodeStatistics, which is added here. Ctrl-C ends the training early. Under torchrun,
-    the history and the statistics of normalize_reward are those of this process alone. Raises
-    SettingError for a setting that cannot work, and FloatingPointError for a number that is not
-    finite.
+    envs may be vector environments of your own (see prepare). Ctrl-C ends the training early. Under
+    torchrun, the history and the statistics of normalize_reward are those of this process alone.
+    Raises SettingError for a setting that cannot work, and FloatingPointError for a number that is
+    not finite.
     """
     if envs is not None:
         env_id = getattr(envs.spec, "id", "your environments")
         config = replace(config, env_id=env_id, num_envs=envs.num_envs)
     check(config)
-    envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
+    if envs is None:
+        envs = make_envs(config.env_id, config.num_envs)
+    envs = prepare(envs)
     if config.normalize_reward:
         envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     torch.manual_seed(config.seed)  # every process begins with the same weights
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     params = list(agent.parameters())  # listed once: listing them takes time
     rates = [group["lr"] for group in optimizer.param_groups]  # one for each group
-    T, N = int(config.num_steps), int(config.num_envs)  # plain ints, as env_step is saved
+    T, N = config.num_steps, config.num_envs
     buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
-    beta, env_step, history = 1.0, 0, []
+    beta = 1.0
+    env_step = 0
+    history = []
     if config.load:
         beta, env_step, history = restore(config, agent, optimizer, envs)
     save(config, agent, optimizer, envs, beta, env_step, history)  # in case the run fails early
@@ -432,8 +437,6 @@ def train(config, envs=None):
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
         save(config, agent, optimizer, envs, beta, env_step, history)
         print(f"stopped at step {env_step:,}", flush=True)
-    finally:
-        torch.set_num_threads(num_threads)
     return agent, history
 
 
@@ -457,17 +460,21 @@ def check(config):
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
         low, high = limits.get(name, (0, np.inf))
-        if spec.type is int and not (isinstance(value, Integral) and low <= value <= high):
-            right = f"a whole number from {low} to {high}"
-        elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
-            right = f"a number from {low} to {high}"
-        elif spec.type in (bool, str) and not isinstance(value, spec.type):
-            right = f"a {spec.type.__name__}"
-        elif name in choices and value not in choices[name]:
+        if name in choices:
             right = " or ".join(choices[name])
+            fits = value in choices[name]
+        elif spec.type is int:
+            right = f"a whole number from {low} to {high}"
+            fits = isinstance(value, Integral) and low <= value <= high
+        elif spec.type is float:
+            right = f"a number from {low} to {high}"
+            fits = isinstance(value, Real) and low <= value <= high
         else:
-            continue
-        raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+            right = f"a {spec.type.__name__}"
+            fits = isinstance(value, spec.type)
+        if not fits:
+            raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+        setattr(config, name, spec.type(value))  # Python's number, if it was one of numpy's
 
     fewest = config.num_envs * (config.num_steps // 2)  # at worst, every other step only resets
     if not 1 <= config.num_minibatches <= fewest:
@@ -491,17 +498,22 @@ def check(config):
 
 def describe(config):
     """Which settings a run has, in words."""
-    is_own = config.env_id == Config.env_id
-    defaults = Config(env_id=config.env_id, **({} if is_own else ELSEWHERE))
-    words = "its own settings" if is_own else "the settings for other tasks (ELSEWHERE)"
+    if config.env_id == Config.env_id:
+        defaults = Config()
+        words = f"{config.env_id} with its own settings"
+    else:
+        defaults = Config(env_id=config.env_id, **ELSEWHERE)
+        words = f"{config.env_id} with the settings for other tasks (ELSEWHERE)"
     changed = [f"{name} {value}" for name, value in vars(config).items()
                if value != getattr(defaults, name)]
-    return f"{config.env_id} with {words}{', but ' if changed else ''}{', '.join(changed)}"
+    return f"{words}, but {', '.join(changed)}" if changed else words
 
 
 def make_envs(env_id, num_envs, render_mode=None):
     """Vector environments: copies of one environment that step together."""
-    options = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    options = {}
+    if render_mode:
+        options = {"render_mode": render_mode, "vectorization_mode": "sync"}
     try:
         return gym.make_vec(env_id, num_envs, **options)
     except (gym.error.Error, ModuleNotFoundError) as error:
@@ -513,7 +525,12 @@ def make_envs(env_id, num_envs, render_mode=None):
 
 
 def prepare(envs):
-    """Vector environments with flat observations, that report each finished episode in info."""
+    """Adds wrappers: flat observations, and scores of finished episodes in info.
+
+    The vector environments must be in gymnasium's NEXT_STEP autoreset mode: the step after an
+    episode's end ignores the action, and only begins the next episode. RecordEpisodeStatistics is
+    added here, so leave it out of your own.
+    """
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise SettingError("vector environments must have autoreset_mode NEXT_STEP, gymnasium's "
                            f"default, not {envs.metadata.get('autoreset_mode')}")
@@ -534,7 +551,11 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers. Other numbers give, almost surely, another seed."""
+    """A seed made of several numbers: other numbers give, almost surely, quite another seed.
+
+    gymnasium seeds N copies of an environment with seed, seed + 1 and so on. So runs with the seeds
+    0 and 1 would play nearly the same episodes, if these were used as they are.
+    """
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
@@ -561,9 +582,7 @@ def save(config, agent, optimizer, envs, beta, env_step, history):
         return
     stats = vars(envs.return_rms) if config.normalize_reward else {}  # mean, variance and count
     checkpoint = {
-        # spec.type makes numpy's numbers plain ones: torch.load takes no others from a file.
-        "config": {spec.name: spec.type(getattr(config, spec.name)) for spec in fields(config)
-                   if spec.name not in NOT_KEPT},
+        "config": {name: value for name, value in vars(config).items() if name not in NOT_KEPT},
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "reward_stats": {name: float(value) for name, value in stats.items()},
@@ -626,24 +645,29 @@ def restore(config, agent, optimizer, envs):
         raise SettingError(f"--load {config.load}: does not fit these settings: {reason}") from None
 
 
+@one_thread()
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     """Plays fresh episodes and returns their scores, (episodes,).
 
     Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
     your own: each plays one episode, and all are closed at the end.
     """
-    envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
+    if envs is None:
+        envs = make_envs(env_id, episodes)
+    envs = prepare(envs)
     limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
     obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # unlike any seed of training
-    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
+    scores = np.zeros(envs.num_envs)
+    playing = np.ones(envs.num_envs, bool)  # False once the first episode has ended
     for _ in range(limit):
-        obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns[playing] += reward[playing]  # the first episode of each environment
-        playing &= ~(terminated | truncated)
+        action = agent.act(obs, greedy)
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        scores[playing] += reward[playing]
+        playing[terminated | truncated] = False
         if not playing.any():
             break
     envs.close()
-    return returns
+    return scores
 
 
 def main():
@@ -684,11 +708,10 @@ def main():
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
         if config.eval_episodes > 0:
-            for kind in ("greedy", "sampled"):
-                scores = evaluate(agent, config.env_id, config.eval_episodes, kind == "greedy",
-                                  config.seed)
-                print(f"{kind} evaluation: {scores.mean():.2f} over {config.eval_episodes} "
-                      "episodes", flush=True)
+            for greedy in (True, False):
+                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
+                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
+                      f"{config.eval_episodes} episodes", flush=True)
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
         if config.save and RANK == 0:

@@ -3,21 +3,22 @@
 # ///
 """REINFORCE, the first policy gradient method, in one file.
 
-The policy π(a|s), a small network, gives the probability of each action a in state s. It plays N
-episodes to their ends. The return G_t is the sum of the rewards r from step t on, where a reward k
-steps later is multiplied by γ^k (γ ≤ 1). Action a_t becomes more likely if G_t is above the mean
-of the N episodes' returns at step t, and less likely if it is below.
+The policy π(a|s), a small network, gives the probability of each action a in state s (obs in the
+code). It plays N episodes to their ends. The return G_t is the sum of the rewards r from step t on,
+where a reward k steps later is multiplied by γ^k (γ ≤ 1). An action that led to more than usual
+becomes more likely, and one that led to less becomes less likely. Usual is the mean of the N
+episodes' returns at the same step t.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
 
 L is the loss to minimise, and E the mean over all steps of the episodes. The baseline b_t is the
 mean of the N returns G_t, where an episode that is over counts as 0, and d the standard deviation
-of all G_t - b_t. README derives L from the average return of an episode. In theory the term of step
-t is also multiplied by γ^t. Nearly everyone leaves that out, as it works better without.
+of all G_t - b_t. README derives the gradient of L. In theory the term of step t is also multiplied
+by γ^t. Nearly everyone leaves that out, as it works better without.
 
 `python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. The score of an episode is
-the sum of its rewards, and CartPole is solved when it averages 475.
+the sum of its rewards, and CartPole is solved when the last 20 episodes average 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -27,6 +28,7 @@ import os
 import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 
@@ -59,18 +61,18 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations to a standard deviation of target_std.
 
-    Networks learn best from numbers of the order of 1. Before the first update, nothing is scaled.
-    On a first reading, the rest of this class may be skipped.
+    Networks learn best from numbers of the order of 1. That is all one has to know of this class
+    on a first reading.
     """
     def __init__(self, obs_dim, target_std):
         super().__init__()
         self.target_std = target_std
-        # Sums over all observations so far, in float64 for precision. As buffers, they are saved
-        # with the weights.
+        # Sums over all observations so far, in float64 for precision. Buffers are not learned, but
+        # belong to state_dict(), as the weights do.
         self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
         self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
         self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        # What is subtracted from each feature, and what it is then divided by.
+        # What is subtracted from each feature, and what it is then divided by: at first 0 and 1.
         self.shift = nn.Buffer(torch.zeros(obs_dim))
         self.divisor = nn.Buffer(torch.ones(obs_dim))
 
@@ -90,9 +92,9 @@ class ObsScale(nn.Module):
         std = variance.clamp(min=1e-8).sqrt()  # never 0
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Inputs far from 0 saturate tanh units, or are cut off by the clamp above. So a mean
-            # beyond ±2 standard deviations is moved to ±2 of them, and one beyond ±10 to 0. The
-            # shift is computed only once: one that keeps changing makes learning slower.
+            # Features far from 0 saturate tanh units. So a mean more than 2 of its standard
+            # deviations from 0 is moved to 2, and one more than 10 away, which the clamp above
+            # would cut off, to 0. A shift that kept changing would make learning slower.
             new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
             self.shift.copy_(mean - new_mean)
 
@@ -106,7 +108,8 @@ class Policy(nn.Module):
         self.scale = ObsScale(obs_dim, target_std=2.0)
         hidden = nn.Linear(obs_dim, config.hidden_size)
         output = nn.Linear(config.hidden_size, n_actions)
-        # The small gain of the output layer makes all actions about equally likely at first.
+        # √2 is a usual gain of hidden layers. The small gain of the output layer makes all actions
+        # about equally likely at first.
         for layer, gain in [(hidden, 2**0.5), (output, 0.01)]:
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
@@ -114,7 +117,7 @@ class Policy(nn.Module):
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> π(·|s), the distribution over the actions."""
-        return Categorical(logits=self.policy(self.scale(obs)), validate_args=False)
+        return Categorical(logits=self.policy(self.scale(obs)))
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
@@ -134,32 +137,45 @@ def compute_returns(reward, gamma):
     """
     return_ = reward.clone()
     for t in reversed(range(len(reward) - 1)):
-        return_[t] += gamma * return_[t + 1]
+        return_[t] = reward[t] + gamma * return_[t + 1]
     return return_
 
 
-def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
+@contextmanager
+def one_thread():
+    """Lets torch compute in one thread: at these sizes, more would only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
-    envs may be vector environments of your own, in gymnasium's NEXT_STEP autoreset mode: the step
-    after an episode's end ignores the action, and only begins the next episode. Leave out
-    RecordEpisodeStatistics, which is added here. Ctrl-C ends the training early. Raises
-    SettingError for a setting that cannot work, and FloatingPointError for a number that is not
-    finite.
+
+@one_thread()
+def train(config, envs=None):
+    """Trains an agent. Returns it and its history: (env_step, score) of each episode learned from.
+
+    envs may be vector environments of your own (see prepare). Ctrl-C ends the training early.
+    Raises SettingError for a setting that cannot work, and FloatingPointError for a number that is
+    not finite.
     """
     check(config)
     torch.manual_seed(config.seed)  # for the weights
-    envs = prepare(make_envs(config.env_id, config.num_envs) if envs is None else envs)
+    if envs is None:
+        envs = make_envs(config.env_id, config.num_envs)
+    envs = prepare(envs)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    N = int(envs.num_envs)
-    env_step, history = 0, []
+    N = envs.num_envs
+    env_step = 0
+    history = []
 
-    # The random numbers of actions and environments differ from those of the weights. The
-    # environments are seeded only once: later resets draw new starts.
+    # Actions and environments have random numbers of their own. The environments are seeded only
+    # once: later resets draw new starts.
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
-    envs.reset(seed=seed)  # only seeds them: each update resets them again
+    envs.reset(seed=seed)
     next_report = 0
     try:
         while env_step < config.total_steps:
@@ -167,7 +183,8 @@ def train(config, envs=None):
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
             # Collect: play one episode in each environment with the current policy. Where it ends
-            # early, the environment plays on until all have ended. Those steps are not valid.
+            # early, the environment plays on until the first episodes of all have ended. What it
+            # plays then is not learned from, and valid is False there.
             obs, _ = envs.reset()
             obs_rows, action_rows, reward_rows, valid_rows = [], [], [], []
             playing = np.ones(N, bool)
@@ -175,49 +192,51 @@ def train(config, envs=None):
                 action = agent.act(obs)
                 obs_rows.append(obs.copy())  # some environments reuse their array
                 action_rows.append(action)
-                valid_rows.append(playing)
+                valid_rows.append(playing.copy())
                 obs, reward, terminated, truncated, info = envs.step(action)
                 check_finite("reward", reward)
                 reward_rows.append(reward * playing)  # 0 after an episode's end
+                env_step += N  # steps that are not learned from count, too
                 finished = playing & (terminated | truncated)
-                playing = playing & ~finished
-                env_step += N  # steps that are not valid count, too
+                playing[finished] = False
                 if finished.any():
                     scores = info["episode"]["r"][finished]
                     history += [(env_step, float(score)) for score in scores]
+            rewards = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
+            valid = torch.as_tensor(np.stack(valid_rows))  # (T, N), of which B are True
 
-            # Estimate: compare each return with the mean of the N returns at the same step. On
-            # average, subtracting it keeps the direction of the gradient, and it reduces the noise.
-            rollout_reward = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
-            valid = torch.as_tensor(np.stack(valid_rows))  # (T, N)
-            return_ = compute_returns(rollout_reward, config.gamma)  # (T, N)
-            # A single episode is compared with its own average.
-            baseline = return_.mean(1, keepdim=True) if N > 1 else return_.mean()  # (T, 1) or ()
-            b_difference = (return_ - baseline)[valid]  # (B,): b_ marks the B valid steps
+            # Estimate: compare each return with the baseline, the mean of the N returns at the same
+            # step. On average this keeps the direction of the gradient, and it reduces the noise.
+            return_ = compute_returns(rewards, config.gamma)  # (T, N)
+            if N > 1:
+                baseline = return_.mean(1, keepdim=True)  # (T, 1)
+            else:
+                baseline = return_.mean()  # a single episode is compared with its own average
+            difference = (return_ - baseline)[valid]  # (B,)
             # Dividing by the standard deviation makes the update independent of the rewards' scale.
-            b_weight = b_difference / (b_difference.std(correction=0) + 1e-8)
+            weight = difference / (difference.std(correction=0) + 1e-8)
 
             # Update: compute the probabilities again, now with gradients; one optimizer step.
-            b_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)[valid]  # (B, obs_dim)
-            b_action = torch.as_tensor(np.stack(action_rows))[valid]  # (B,)
-            pi = agent.pi(b_obs)
-            log_prob = pi.log_prob(b_action)
-            assert log_prob.shape == b_weight.shape  # (B,) times (B, 1) would be (B, B)
-            loss = -(log_prob * b_weight).mean()
+            valid_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)[valid]
+            valid_action = torch.as_tensor(np.stack(action_rows))[valid]
+            pi = agent.pi(valid_obs)  # (B, obs_dim) -> B distributions
+            log_prob = pi.log_prob(valid_action)
+            assert log_prob.shape == weight.shape  # (B,)
+            loss = -(log_prob * weight).mean()
             if not loss.isfinite():
                 raise FloatingPointError("the loss is not finite: the rewards may be too large")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            agent.scale.update(b_obs)  # only now: π above used the old scale
+            agent.scale.update(valid_obs)  # only now: π above used the old scale
 
-            # Report: about twenty times a run, and at its end.
+            # Report: at most twenty times a run, and at its end.
             if env_step >= min(next_report, config.total_steps):
                 next_report = env_step + config.total_steps / 20
-                scores = [score for _, score in history[-20:]]
+                last_scores = [score for _, score in history[-20:]]
                 metrics = {
                     "episode": len(history),
-                    "average_score": float(np.mean(scores)) if scores else np.nan,
+                    "average_score": float(np.mean(last_scores)) if last_scores else np.nan,
                     "entropy": pi.entropy().mean().item(),
                 }
                 print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "
@@ -243,20 +262,25 @@ def check(config):
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
         low, high = limits.get(name, (0, np.inf))
-        if spec.type is int and not (isinstance(value, Integral) and low <= value <= high):
+        if spec.type is int:
             right = f"a whole number from {low} to {high}"
-        elif spec.type is float and not (isinstance(value, Real) and low <= value <= high):
+            fits = isinstance(value, Integral) and low <= value <= high
+        elif spec.type is float:
             right = f"a number from {low} to {high}"
-        elif spec.type in (bool, str) and not isinstance(value, spec.type):
-            right = f"a {spec.type.__name__}"
+            fits = isinstance(value, Real) and low <= value <= high
         else:
-            continue
-        raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+            right = f"a {spec.type.__name__}"
+            fits = isinstance(value, spec.type)
+        if not fits:
+            raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
+        setattr(config, name, spec.type(value))  # Python's number, if it was one of numpy's
 
 
 def make_envs(env_id, num_envs, render_mode=None):
     """Vector environments: copies of one environment that step together."""
-    options = {"render_mode": render_mode, "vectorization_mode": "sync"} if render_mode else {}
+    options = {}
+    if render_mode:
+        options = {"render_mode": render_mode, "vectorization_mode": "sync"}
     try:
         return gym.make_vec(env_id, num_envs, **options)
     except (gym.error.Error, ModuleNotFoundError) as error:
@@ -268,7 +292,12 @@ def make_envs(env_id, num_envs, render_mode=None):
 
 
 def prepare(envs):
-    """Vector environments with flat observations, that report each finished episode in info."""
+    """Adds wrappers: flat observations, and scores of finished episodes in info.
+
+    The vector environments must be in gymnasium's NEXT_STEP autoreset mode: the step after an
+    episode's end ignores the action, and only begins the next episode. RecordEpisodeStatistics is
+    added here, so leave it out of your own.
+    """
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise SettingError("vector environments must have autoreset_mode NEXT_STEP, gymnasium's "
                            f"default, not {envs.metadata.get('autoreset_mode')}")
@@ -289,28 +318,37 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers. Other numbers give, almost surely, another seed."""
+    """A seed made of several numbers: other numbers give, almost surely, quite another seed.
+
+    gymnasium seeds N copies of an environment with seed, seed + 1 and so on. So runs with the seeds
+    0 and 1 would play nearly the same episodes, if these were used as they are.
+    """
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
+@one_thread()
 def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
     """Plays fresh episodes and returns their scores, (episodes,).
 
     Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
     your own: each plays one episode, and all are closed at the end.
     """
-    envs = prepare(make_envs(env_id, episodes) if envs is None else envs)
+    if envs is None:
+        envs = make_envs(env_id, episodes)
+    envs = prepare(envs)
     limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
-    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))
-    returns, playing = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
+    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # unlike any seed of training
+    scores = np.zeros(envs.num_envs)
+    playing = np.ones(envs.num_envs, bool)  # False once the first episode has ended
     for _ in range(limit):
-        obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
-        returns[playing] += reward[playing]  # the first episode of each environment
-        playing &= ~(terminated | truncated)
+        action = agent.act(obs, greedy)
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        scores[playing] += reward[playing]
+        playing[terminated | truncated] = False
         if not playing.any():
             break
     envs.close()
-    return returns
+    return scores
 
 
 def main():
@@ -333,8 +371,6 @@ def main():
     for number, handler in handlers.items():
         if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
             signal.signal(number, stop)
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # at these sizes, more threads only wait for each other
     try:
         config = Config(**given)
         window = make_envs(config.env_id, 1, "human") if config.render else None
@@ -342,11 +378,10 @@ def main():
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
         if config.eval_episodes > 0:
-            for kind in ("greedy", "sampled"):
-                scores = evaluate(agent, config.env_id, config.eval_episodes, kind == "greedy",
-                                  config.seed)
-                print(f"{kind} evaluation: {scores.mean():.2f} over {config.eval_episodes} "
-                      "episodes", flush=True)
+            for greedy in (True, False):
+                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
+                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
+                      f"{config.eval_episodes} episodes", flush=True)
         if window is not None:
             evaluate(agent, config.env_id, episodes=1, envs=window)
     except (SettingError, FloatingPointError) as error:
@@ -356,10 +391,9 @@ def main():
     except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    finally:  # give a notebook its threads and handlers back
-        torch.set_num_threads(num_threads)
+    finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler)  # a notebook needs them again
 
 
 if __name__ == "__main__":

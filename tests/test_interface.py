@@ -64,11 +64,11 @@ def statements(name):
 HEAD = ["docstring", "import"]
 SETTINGS = ["setting", "Config"]
 FORM = {
-    "reinforce": [*HEAD, *SETTINGS, "ObsScale", "Policy", "compute_returns", "train"],
-    "actor_critic": [*HEAD, *SETTINGS, "ObsScale", "linear", "mlp", "ActorCritic", "td_error", "train"],
+    "reinforce": [*HEAD, *SETTINGS, "ObsScale", "Policy", "compute_returns", "one_thread", "train"],
+    "actor_critic": [*HEAD, *SETTINGS, "ObsScale", "linear", "mlp", "ActorCritic", "td_error", "one_thread", "train"],
 } | dict.fromkeys(PPO, [
     *HEAD, "(RANK, PROCESSES)", *SETTINGS, "ELSEWHERE", "ObsScale", "linear", "mlp", "ActorCritic", "RolloutBuffer",
-    "compute_gae", "ppo_loss", "Adam", "train",
+    "compute_gae", "ppo_loss", "Adam", "one_thread", "train",
 ])
 
 
@@ -116,8 +116,8 @@ def test_what_scripts_share_is_the_same_text_in_each():
         for title, node, _ in statements(name):
             if title not in HEAD:
                 texts.setdefault(title, {})[name] = ast.get_source_segment(source(name), node)
-    # What depends on the actions or on the algorithm; ObsScale, evaluate and main also on having several processes.
-    own = {"Config", "ActorCritic", "train", "check", "prepare", "ObsScale", "evaluate", "main"}
+    # What depends on the actions or on the algorithm; ObsScale and main also on having several processes.
+    own = {"Config", "ActorCritic", "train", "check", "prepare", "ObsScale", "main"}
     between_ppo = {"Config", "ELSEWHERE", "ActorCritic", "RolloutBuffer", "train", "check", "prepare"}
     for title, by_script in texts.items():
         if title not in own | between_ppo:
@@ -127,7 +127,7 @@ def test_what_scripts_share_is_the_same_text_in_each():
                 assert len({text for name, text in by_script.items() if name in group}) <= 1, title
     assert len({texts["prepare"][name] for name in DISCRETE}) == 1
     shared = {title for title, by_script in texts.items() if len(by_script) == 4}
-    assert {"setting", "SettingError", "make_envs", "derive_seed"} <= shared - own
+    assert {"setting", "one_thread", "SettingError", "make_envs", "derive_seed", "evaluate"} <= shared - own
     for title in ("compute_gae", "ppo_loss", "Adam", "save", "resume", "restore", "describe", "average"):
         assert texts[title].keys() == set(PPO)
 
@@ -503,6 +503,7 @@ def values_that_cannot_work(kind, name):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_wrong_settings_in_python_name_the_setting_the_value_and_what_is_right(name):
     module, right = load(name), {int: "a whole number", float: "a number from", bool: "a bool", str: "a str"}
+    choices = {"objective": "clip or penalty", "activation": "tanh or relu", "critic": "td or q or advantage"}
     for spec in fields(module.Config):
         for value in values_that_cannot_work(spec.type, spec.name):
             config = module.Config(**{spec.name: value})  # the constructor checks nothing
@@ -510,7 +511,7 @@ def test_wrong_settings_in_python_name_the_setting_the_value_and_what_is_right(n
                 with pytest.raises(module.SettingError) as caught:
                     call(config)
                 message = str(caught.value)
-                assert message.startswith(f"{flag(spec.name)} {value!r}: must be {right[spec.type]}"), message
+                assert message.startswith(f"{flag(spec.name)} {value!r}: must be {choices.get(spec.name, right[spec.type])}"), message
     assert issubclass(module.SettingError, ValueError)
     with pytest.raises(TypeError, match="gama"):
         module.Config(gama=0.9)

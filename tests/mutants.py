@@ -239,12 +239,9 @@ mutant(D, "Adam's learning rate stays", "training", ("self.eps = eps", "self.eps
 replace(D, "training", "a gradient that never came is not noticed", "if all(p.grad is None for p in self.params):", "if False:")
 replace(D, "training", "every parameter must have a gradient", "if all(p.grad is None", "if any(p.grad is None")
 replace(D, "training", "new weights do not reach the parameters", "p -= part", "p = p - part")
-for part in ("mean", "square"):
-    replace(D, "checkpoints", f"Adam's {part} not resumed", f'self.{part}.copy_(state["{part}"])', "pass")
-    replace(D, "checkpoints", f"Adam's {part} not saved", f'"{part}": self.{part},', f'"{part}": 0 * self.{part},')
-replace(D, "checkpoints", "Adam's steps not resumed", 'self.steps = state["steps"]', "pass")
-replace(D, "checkpoints", "Adam's steps not saved", '"steps": self.steps}', '"steps": 1}')
-replace(D, "checkpoints", "Adam's steps not checked", 'assert isinstance(state["steps"], int) and state["steps"] >= 0, "steps is damaged"', "pass")
+for part, buffer in {"mean": "nn.Buffer(torch.zeros_like(parameters", "square": "nn.Buffer(torch.zeros_like(self.mean",
+                     "steps": "nn.Buffer(torch.zeros((), "}.items():
+    replace(D, "checkpoints", f"Adam's {part} not saved", buffer, buffer.replace("nn.Buffer(", "("))
 replace(D, "checkpoints", "shapes of tensors not compared", " and loaded[name].shape == x.shape", "")
 each([D, A], "interface", "a gradient that is not finite goes through", "if not norm.isfinite():", "if False:")
 replace(R, "interface", "a loss that is not finite goes through", "if not loss.isfinite():", "if False:")
@@ -262,8 +259,9 @@ replace(D, "training", "each process has its own β", "average(kl)", "pass")
 replace(D, "checkpoints", "summed over processes, not averaged", "vector / PROCESSES", "vector")
 replace(D, "checkpoints", "every process prints", "sys.stdout if RANK == 0 else", "sys.stdout if True else")
 replace(D, "checkpoints", "every process saves", "if not config.save or RANK > 0:", "if not config.save:")
-replace(D, "training", "threads not restored", "torch.set_num_threads(num_threads)", "pass")
-replace(D, "training", "as many threads as there are", "torch.set_num_threads(1)", "pass")
+each(SCRIPTS, "training", "threads not restored", "torch.set_num_threads(num_threads)", "pass")
+each(SCRIPTS, "training", "as many threads as there are", "torch.set_num_threads(1)", "pass")
+each(SCRIPTS, "training", "as many threads as there are in the evaluation", "@one_thread()\ndef evaluate", "def evaluate")
 
 # ---- ppo_discrete.py: networks, seeds and environments ----
 replace(D, "training", "policy not small at first", "config, output_gain=0.01)", "config, output_gain=1.0)")
@@ -295,21 +293,21 @@ replace(D, "interface", "observations not flattened", "if obs_space != gym.space
 EVALUATION = "agent.act(obs, greedy)"
 each(SCRIPTS, "training", "the greedy evaluation samples", EVALUATION, "agent.act(obs)")
 each(SCRIPTS, "training", "the sampled evaluation plays greedily", EVALUATION, "agent.act(obs, True)")
-replace(D, "training", "both evaluations are greedy", 'config.eval_episodes, kind == "greedy",', "config.eval_episodes, True,")
-replace(D, "training", "names of the evaluations swapped", 'kind == "greedy"', 'kind != "greedy"')
+replace(D, "training", "both evaluations are greedy", "config.eval_episodes, greedy,", "config.eval_episodes, True,")
+replace(D, "training", "names of the evaluations swapped", "'greedy' if greedy else", "'greedy' if not greedy else")
 each([D, R], "training", "episodes of evaluation not as asked", "config.env_id, config.eval_episodes,",
         "config.env_id, 100,")
 replace(D, "training", "no evaluation cannot be asked for", "if config.eval_episodes > 0:", "if True:")
-replace(D, "training", "evaluations of every run are the same", "kind == \"greedy\",\n                                  config.seed)", "kind == \"greedy\")")
+replace(D, "training", "evaluations of every run are the same", "greedy, config.seed)", "greedy)")
 replace(D, "training", "the median printed for the mean", "{scores.mean():.2f}", "{np.median(scores):.2f}")
 replace(D, "training", "evaluation plays the episodes of the training", "seed, 2**32 - 1)", "seed, 0, 0)")
 each([R, A], "training", "evaluation plays the episodes of the training", "seed, 2**32 - 1)", "seed)")
 replace(D, "training", "evaluation ignores its seed", "seed, 2**32 - 1)", "2**32 - 1)")
-replace(D, "training", "evaluation counts second episodes", "returns[playing] += reward[playing]", "returns += reward")
-replace(D, "training", "evaluation plays on after a truncation", "playing &= ~(terminated | truncated)",
-        "playing &= ~terminated")
-replace(D, "training", "evaluation plays on after a terminal state", "playing &= ~(terminated | truncated)",
-        "playing &= ~truncated")
+replace(D, "training", "evaluation counts second episodes", "scores[playing] += reward[playing]", "scores += reward")
+replace(D, "training", "evaluation plays on after a truncation", "playing[terminated | truncated] = False",
+        "playing[terminated] = False")
+replace(D, "training", "evaluation plays on after a terminal state", "playing[terminated | truncated] = False",
+        "playing[truncated] = False")
 replace(D, "training", "endless evaluations end too soon", "max(10_000, ", "max(100, ")
 
 # ---- ppo_discrete.py: checkpoints ----
@@ -340,8 +338,7 @@ replace(D, "checkpoints", "saved only at the end", REPORT,
         REPORT.replace("save(", "if env_step >= config.total_steps: save("))
 mutant(D, "printed before it is saved", "checkpoints", (REPORT, ""), (LAST, f"{LAST}\n{REPORT.rstrip()}"))
 replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # in case the run fails early\n", "")
-replace(D, "checkpoints", "numpy's numbers in a checkpoint", "int(config.num_steps), int(config.num_envs)",
-        "config.num_steps, config.num_envs")
+replace(D, "checkpoints", "numpy's numbers in a checkpoint", "setattr(config, name, spec.type(value))", "pass")
 STOPPED = "        print(f\"stopped at step {env_step:,}\", flush=True)\n"
 replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}{STOPPED}", STOPPED)
 replace(D, "checkpoints", "on Ctrl-C printed before it is saved", f"        {SAVE}{STOPPED}", f"{STOPPED}        {SAVE}")
@@ -397,8 +394,9 @@ replace(C, "interface", "limits of init_log_std not checked", '"init_log_std": (
 replace(D, "interface", "fractions where whole numbers belong", "isinstance(value, Integral)",
         "isinstance(value, Real)")
 replace(D, "interface", "words where numbers belong", "isinstance(value, Real)", "isinstance(value, (Real, str))")
-replace(D, "interface", "yes and no not checked", "spec.type in (bool, str) and", "spec.type in (str,) and")
-replace(D, "interface", "choices not checked", "elif name in choices and", "elif False and")
+replace(D, "interface", "yes and no not checked", "fits = isinstance(value, spec.type)",
+        "fits = isinstance(value, spec.type) or spec.type is bool")
+replace(D, "interface", "choices not checked", "fits = value in choices[name]", "fits = isinstance(value, str)")
 replace(D, "interface", "number of minibatches not checked", "if not 1 <= config.num_minibatches <= fewest:",
         "if False:")
 replace(D, "interface", "minibatches limited by all steps", "(config.num_steps // 2)", "config.num_steps")
@@ -415,11 +413,10 @@ OWN = 'elif given.get("env_id", Config.env_id) == Config.env_id:'
 replace(D, "interface", "settings for other tasks used for its own", OWN, "elif False:")
 replace(D, "interface", "its own task is another if it is named", OWN, 'elif "env_id" not in given:')
 replace(D, "interface", "which settings a run has is not said", "print(describe(config), flush=True)", "pass")
-replace(D, "interface", "tasks mistaken in words", "is_own = config.env_id == Config",
-        "is_own = config.env_id != Config")
-replace(D, "interface", "words for settings swapped", '"its own settings" if is_own',
-        '"its own settings" if not is_own')
-replace(D, "interface", "settings compared with the wrong ones", "({} if is_own else ELSEWHERE)", "{}")
+replace(D, "interface", "tasks mistaken in words", "if config.env_id == Config.env_id:",
+        "if config.env_id != Config.env_id:")
+replace(D, "interface", "settings compared with the wrong ones", "Config(env_id=config.env_id, **ELSEWHERE)",
+        "Config(env_id=config.env_id)")
 replace(D, "interface", "what was not changed is named", "if value != getattr(defaults, name)",
         "if value == getattr(defaults, name)")
 replace(D, "interface", "--help is silent on other tasks", "if spec.name in ELSEWHERE:", "if False:")
@@ -447,21 +444,22 @@ replace(C, "training", "acts on raw observations", "mean, std = self.mean_and_st
 replace(R, "update", "no baseline", "(return_ - baseline)[valid]", "return_[valid]")
 replace(R, "update", "the baseline is the mean over time", "return_.mean(1, keepdim=True)",
         "return_.mean(0, keepdim=True)")
-replace(R, "update", "differences not divided by their spread", "b_difference / (", "b_difference + 0 * (")
-replace(R, "update", "standard deviation of a sample", "b_difference.std(correction=0)", "b_difference.std()")
-replace(R, "update", "a single episode has no baseline", "N > 1 else return_.mean()", "N > 1 else 0")
+replace(R, "update", "differences not divided by their spread", "difference / (", "difference + 0 * (")
+replace(R, "update", "standard deviation of a sample", "difference.std(correction=0)", "difference.std()")
+replace(R, "update", "a single episode has no baseline", "baseline = return_.mean()  #", "baseline = 0  #")
 replace(R, "estimates", "returns from the first step on", "for t in reversed(range(len(reward) - 1))",
         "for t in range(len(reward) - 1)")
 replace(R, "training", "policy not small at first", "(output, 0.01)", "(output, 1.0)")
 replace(R, "training", "layers without the gain √2", "(hidden, 2**0.5)", "(hidden, 1.0)")
-replace(R, "update", "returns without discount", "compute_returns(rollout_reward, config.gamma)",
-        "compute_returns(rollout_reward, 1)")
+replace(R, "update", "returns without discount", "compute_returns(rewards, config.gamma)",
+        "compute_returns(rewards, 1)")
 replace(R, "update", "rewards after the end count", "reward_rows.append(reward * playing)",
         "reward_rows.append(reward)")
-replace(R, "update", "steps after the end are learned from", "valid_rows.append(playing)",
+replace(R, "update", "steps after the end are learned from", "valid_rows.append(playing.copy())",
         "valid_rows.append(np.ones_like(playing))")
-replace(R, "update", "rows of valid steps share an array", "playing = playing & ~finished", "playing &= ~finished")
-each([R, A], "training", "steps counted in the type of the setting", "N = int(envs.num_envs)", "N = envs.num_envs")
+replace(R, "update", "rows of valid steps share an array", "valid_rows.append(playing.copy())",
+        "valid_rows.append(playing)")
+each([R, A], "training", "steps counted in the type of the setting", "setattr(config, name, spec.type(value))", "pass")
 FINISHED = "finished = playing & (terminated | truncated)"
 replace(R, "update", "second episodes in the scores", FINISHED, "finished = terminated | truncated")
 replace(R, "update", "truncated episodes do not end", FINISHED, "finished = playing & terminated")
@@ -470,26 +468,26 @@ ROW = "obs_rows.append(obs.copy())"
 mutant(R, "observations a row late", "update", (f"                {ROW}  # some environments reuse their array\n", ""),
        ('check_finite("reward", reward)', f'check_finite("reward", reward)\n                {ROW}'))
 each([R, A], "training", "rows of observations not copied", ROW, "obs_rows.append(obs)")
-replace(R, "update", "bad actions made likelier", "-(log_prob * b_weight).mean()", "(log_prob * b_weight).mean()")
-replace(R, "update", "sum instead of mean over the steps", "-(log_prob * b_weight).mean()",
-        "-(log_prob * b_weight).sum()")
+replace(R, "update", "bad actions made likelier", "-(log_prob * weight).mean()", "(log_prob * weight).mean()")
+replace(R, "update", "sum instead of mean over the steps", "-(log_prob * weight).mean()",
+        "-(log_prob * weight).sum()")
 RATE = 'optimizer.param_groups[0]["lr"] = config.learning_rate * remaining'
 each([R, A], "update", "learning rate stays", RATE, "pass")
 each([R, A], "update", "observations scaled to another spread", "std=2.0)", "std=1.0)")
 each([R, A], "update", "observations not clipped", ".clamp(-10, 10)", "")
 each([R, A], "training", "the variance may be 0", ".clamp(min=1e-8)", "")
-PI = "            pi = agent.pi(b_obs)\n"
-mutant(R, "scale updated before the update", "update", (PI, f"{LEARN}\n{PI}"),
-       ("            optimizer.step()\n" + LEARN, "            optimizer.step()"))
-replace(R, "update", "scale never updated", LEARN.strip(), "pass")
-replace(R, "update", "scale updated with steps after the end", LEARN.strip(), "agent.scale.update("
+PI = "            pi = agent.pi(valid_obs)"
+OF_VALID = "agent.scale.update(valid_obs)"
+mutant(R, "scale updated before the update", "update", (OF_VALID, "pass"), (PI, f"            {OF_VALID}\n{PI}"))
+replace(R, "update", "scale never updated", OF_VALID, "pass")
+replace(R, "update", "scale updated with steps after the end", OF_VALID, "agent.scale.update("
         "torch.as_tensor(np.concatenate(obs_rows)))")
 each([R, A], "update", "steps of one environment counted", "env_step += N", "env_step += 1")
 each([R, A], "training", "every run plays the same episodes", "seed = derive_seed(config.seed)",
         "seed = derive_seed(0)")
 each([R, A], "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
 each([R, A], "training", "greedy and sampled swapped", "pi.mode if greedy else", "pi.mode if not greedy else")
-each([R, A], "training", "evaluation counts second episodes", "returns[playing] += reward[playing]", "returns += reward")
+each([R, A], "training", "evaluation counts second episodes", "scores[playing] += reward[playing]", "scores += reward")
 
 # ---- actor_critic.py ----
 replace(A, "estimates", "the target follows the critic", "target.detach() - value", "target - value")
@@ -522,7 +520,7 @@ replace(A, "update", "ψ standardized with a sample's deviation", "torch.std_mea
 replace(A, "update", "ψ not centred", "(b_psi - mean)", "b_psi")
 replace(A, "update", "ψ not divided by its spread", "- mean) / (std + 1e-8)", "- mean)")
 replace(A, "update", "log-probabilities a row late", "pi.log_prob(all_actions)[:-1]", "pi.log_prob(all_actions)[1:]")
-replace(A, "update", "bad actions made likelier", "-(b_log_prob * b_psi)", "(b_log_prob * b_psi)")
+replace(A, "update", "bad actions made likelier", "-(b_log_prob * b_weight)", "(b_log_prob * b_weight)")
 replace(A, "update", "critic's error not halved", "0.5 * critic_loss", "critic_loss")
 replace(A, "update", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
 replace(A, "update", "reset steps are learned from", "valid_rows.append(~done)",

@@ -1058,31 +1058,36 @@ def test_a_gradient_that_is_not_finite_is_named(name, quiet):
 
 
 class Interrupting(gym.vector.VectorWrapper):
-    """Raises an error in step 30, and writes down the number of torch's threads before."""
+    """Raises an error in step 30, or another, and writes down the number of torch's threads before."""
 
-    def __init__(self, env, error):
+    def __init__(self, env, error, last=30):
         super().__init__(env)
-        self.error, self.threads = error, []
+        self.error, self.last, self.threads = error, last, []
 
     def step(self, actions):
         self.threads.append(torch.get_num_threads())
-        if len(self.threads) == 30 and self.error:
+        if len(self.threads) == self.last and self.error:
             raise self.error
         return super().step(actions)
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt(), KeyError("speed"), SystemExit(3)])
-@pytest.mark.parametrize("name", PPO)
-def test_the_number_of_threads_is_put_back(name, error, quiet):
-    before = torch.get_num_threads()
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_training_and_evaluation_compute_in_one_thread_and_put_the_number_back(name, error, quiet):
+    module, before = load(name), torch.get_num_threads()
+    calls = [
+        (30, lambda envs: module.train(small(name), envs)),
+        (3, lambda envs: module.evaluate(new_agent(name), "", envs=envs)),
+    ]
     try:
-        torch.set_num_threads(3)
-        envs = Interrupting(sync(name, 3), error)
-        try:
-            load(name).train(small(name), envs)
-        except (KeyError, SystemExit) as raised:
-            assert raised is error
-        assert torch.get_num_threads() == 3 and len(envs.threads) >= 30 and set(envs.threads) == {1}
+        for last, call in calls:
+            torch.set_num_threads(3)
+            envs = Interrupting(sync(name, 3), error, last)
+            try:
+                call(envs)
+            except (KeyError, SystemExit, KeyboardInterrupt) as raised:
+                assert raised is error
+            assert torch.get_num_threads() == 3 and len(envs.threads) >= last and set(envs.threads) == {1}
     finally:
         torch.set_num_threads(before)
 

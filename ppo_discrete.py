@@ -54,7 +54,8 @@ from torch.distributions import Categorical
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
 # torchrun starts several processes and numbers them. Without it, this is process 0 of 1.
-RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK", 0))
+PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
 
 
 def setting(default, help):
@@ -77,7 +78,7 @@ class Config:
     gae_lambda: float = setting(0.97, "GAE's lambda: 0 relies on the critic, 1 on the rewards")
     objective: str = setting("clip", "clip or penalty: what keeps the policy near the old one")
     clip_eps: float = setting(0.2, "epsilon, clip of the probability ratio; inf: none")
-    target_kl: float = setting(0.02, "initial KL per update that the penalty aims at; falls to 0")
+    target_kl: float = setting(0.02, "KL per update that the penalty aims at first; falls to 0")
     entropy_coef: float = setting(0.0, "c, the weight of the entropy bonus")
     obs_std: float = setting(2.0, "standard deviation that observations are scaled to")
     reward_scale: float = setting(0.05, "learn from the rewards times this number")
@@ -105,8 +106,8 @@ ELSEWHERE = dict(
 class ObsScale(nn.Module):
     """Scales each feature of the observations to a standard deviation of target_std.
 
-    Networks learn best from numbers of the order of 1. That is all one has to know of this class
-    on a first reading.
+    Networks learn best from numbers of the order of 1. This is all you need to know about this
+    class on a first reading.
     """
     def __init__(self, obs_dim, target_std):
         super().__init__()
@@ -134,13 +135,14 @@ class ObsScale(nn.Module):
         average(self.count, self.sum, self.sum_of_squares)  # over the processes of torchrun
         mean = self.sum / self.count
         variance = self.sum_of_squares / self.count - mean**2
-        std = variance.clamp(min=1e-8).sqrt()  # never 0
+        std = variance.clamp(min=1e-8).sqrt()  # never 0, nor less by rounding
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Features far from 0 saturate tanh units. So a mean more than 2 of its standard
-            # deviations from 0 is moved to 2, and one more than 10 away, which the clamp above
-            # would cut off, to 0. A shift that kept changing would make learning slower.
-            new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
+            # tanh units saturate far from 0. So a mean more than 2 standard deviations from 0 is
+            # moved to ±2 of them, and one more than 10 away to 0. This is done only once, as a
+            # shift that keeps changing makes learning slower.
+            new_mean = mean.clamp(-2 * std, 2 * std)
+            new_mean[mean.abs() > 10 * std] = 0
             self.shift.copy_(mean - new_mean)
 
 
@@ -168,19 +170,16 @@ class ActorCritic(nn.Module):
     def __init__(self, envs, config):
         super().__init__()
         obs_dim = envs.single_observation_space.shape[0]
-        n_actions = int(envs.single_action_space.n)
+        n_actions = envs.single_action_space.n
         self.scale = ObsScale(obs_dim, config.obs_std)
         # Outputs near 0 make all actions about equally likely at first.
         self.policy = mlp(obs_dim, n_actions, config, output_gain=0.01)
         self.critic = mlp(obs_dim, 1, config, output_gain=1.0)
 
-    def logits(self, obs):
-        """Observations (..., obs_dim) -> logits (..., n_actions): log π(·|s) up to a constant."""
-        return self.policy(self.scale(obs))
-
     def pi(self, obs):
-        """Observations (..., obs_dim) -> the distribution π(·|s)."""
-        return Categorical(logits=self.logits(obs), validate_args=False)
+        """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
+        logits = self.policy(self.scale(obs))  # (..., n_actions): log π(·|s) up to a constant
+        return Categorical(logits=logits, validate_args=False)  # unchecked, it is faster
 
     def value(self, obs):
         """Observations (..., obs_dim) -> values V(s), of shape (...)."""
@@ -190,29 +189,31 @@ class ActorCritic(nn.Module):
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
         check_finite("observation", obs)
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.divisor.device)
-        logits = self.logits(obs)
-        if greedy:
-            action = logits.argmax(-1)
-        else:  # as pi(obs).sample() does, but faster
-            action = logits.softmax(-1).multinomial(1).squeeze(-1)
+        device = self.scale.divisor.device  # where the networks are
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        pi = self.pi(obs)
+        action = pi.mode if greedy else pi.sample()
         return action.cpu().numpy()
 
 
 class RolloutBuffer:
-    """T steps of N environments. Time comes first: row t holds step t of all environments."""
+    """T steps of N environments. Time comes first: row t holds step t of all environments.
+
+    gymnasium uses the step after an episode's end only to reset that environment: its action is
+    ignored and its reward is 0. In these places valid is False, and nothing is learned from them.
+    """
     def __init__(self, T, N, obs_dim):
         self.obs = np.zeros((T + 1, N, obs_dim), np.float32)  # row t + 1 is what step t led to
         self.action = np.zeros((T, N), np.int64)
         self.reward = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
-        self.valid = np.zeros((T, N), bool)  # False where a step only reset its environment
+        self.valid = np.zeros((T, N), bool)
 
     def tensors(self, device):
         """The same fields as tensors. On the CPU they share the memory of the arrays."""
-        arrays = vars(self).items()
-        return SimpleNamespace(**{name: torch.as_tensor(x, device=device) for name, x in arrays})
+        fields = vars(self).items()
+        return SimpleNamespace(**{name: torch.as_tensor(x, device=device) for name, x in fields})
 
 
 def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
@@ -249,22 +250,21 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
     return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
-class Adam(nn.Module):
+class Adam:
     """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
 
     A few operations on one long vector compute the changes of all parameters. And it starts sooner:
-    the first of torch's optimizers to be constructed imports modules for two seconds. Freeze
-    parameters (requires_grad = False) before the first step: later, they would keep moving by
-    momentum. It is a Module only to have its buffers in a state_dict.
+    the first of torch's optimizers to be constructed imports modules for one to two seconds. Change
+    the agent, or freeze parameters (requires_grad = False), before the optimizer is constructed:
+    parameters frozen later would keep moving by momentum.
     """
     def __init__(self, parameters, lr, eps):
-        super().__init__()
         self.params = list(parameters)
         self.param_groups = [{"params": self.params, "lr": lr}]  # as torch's optimizers have
         self.eps = eps
-        self.mean = nn.Buffer(torch.zeros_like(parameters_to_vector(self.params)))  # of gradients
-        self.square = nn.Buffer(torch.zeros_like(self.mean))  # the mean of their squares
-        self.steps = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.mean = torch.zeros_like(parameters_to_vector(self.params))  # of the gradients
+        self.square = torch.zeros_like(self.mean)  # the mean of their squares
+        self.steps = 0
 
     def zero_grad(self):
         for p in self.params:
@@ -280,17 +280,26 @@ class Adam(nn.Module):
         self.steps += 1
         self.mean = 0.9 * self.mean + 0.1 * grad
         self.square = 0.999 * self.square + 0.001 * grad**2
-        mean = self.mean / (1 - 0.9**self.steps)  # makes up for the start at 0
-        square = self.square / (1 - 0.999**self.steps)
-        change = self.param_groups[0]["lr"] * mean / (square.sqrt() + self.eps)
+        mean_hat = self.mean / (1 - 0.9**self.steps)  # makes up for the start at 0
+        square_hat = self.square / (1 - 0.999**self.steps)
+        change = self.param_groups[0]["lr"] * mean_hat / (square_hat.sqrt() + self.eps)
         sizes = [p.numel() for p in self.params]
         for p, part in zip(self.params, change.split(sizes)):
             p -= part.view_as(p)
 
+    def state_dict(self):
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.mean.copy_(state["mean"])
+        self.square.copy_(state["square"])
+        assert isinstance(state["steps"], int) and state["steps"] >= 0, "steps is damaged"
+        self.steps = state["steps"]
+
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: at these sizes, more would only wait for each other."""
+    """Lets torch compute in one thread: more only wait for each other with networks so small."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -315,7 +324,7 @@ def train(config, envs=None):
     if envs is None:
         envs = make_envs(config.env_id, config.num_envs)
     envs = prepare(envs)
-    if config.normalize_reward:
+    if config.normalize_reward:  # the outermost wrapper, as save and restore read its return_rms
         envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     agent = ActorCritic(envs, config).to(config.device)
@@ -329,16 +338,17 @@ def train(config, envs=None):
     history = []
     if config.load:
         beta, env_step, history = restore(config, agent, optimizer, envs)
-    save(config, agent, optimizer, envs, beta, env_step, history)  # in case the run fails early
+    save(config, agent, optimizer, envs, beta, env_step, history)  # even if no step is trained
     print(describe(config), flush=True)
 
-    # Each seed, process and resumed run plays different episodes. The environments are seeded only
+    # Other seeds, processes and resumed runs play other episodes. The environments are seeded only
     # once: later resets draw new starts.
     seed = derive_seed(config.seed, RANK, env_step)
     torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
     done = np.zeros(N, bool)
-    first_step = next_report = env_step
+    next_report = env_step
+    first_step = env_step
     start_time = time.time()
     try:
         while env_step < config.total_steps:
@@ -354,7 +364,7 @@ def train(config, envs=None):
                 obs, reward, terminated, truncated, info = envs.step(action)
                 check_finite("reward", reward)
                 buffer.action[t] = action
-                buffer.reward[t] = config.reward_scale * reward  # a small V is learned faster
+                buffer.reward[t] = config.reward_scale * reward  # small values are learned faster
                 buffer.terminated[t] = terminated
                 buffer.truncated[t] = truncated
                 buffer.obs[t + 1] = obs
@@ -374,7 +384,6 @@ def train(config, envs=None):
                                         rollout.truncated, config.gamma, config.gae_lambda)
                 b_obs = rollout.obs[:-1][valid]  # (T, N, obs_dim) -> (B, obs_dim)
                 b_action = rollout.action[valid]
-                b_value = value[:-1][valid]
                 b_advantage = advantage[valid]
                 b_return = (advantage + value[:-1])[valid]  # what the critic learns to predict
                 b_old_log_prob = agent.pi(b_obs).log_prob(b_action)
@@ -415,8 +424,8 @@ def train(config, envs=None):
             # Report: metrics of each update, ready for wandb.log(metrics, env_step). About twenty
             # times a run, and at its end, some of them are printed.
             scores = [score for _, score in history[-20:]]
-            clipped = (ratio - 1).abs() > config.clip_eps  # beyond the clip
-            error_var = (b_return - b_value).var(correction=0)
+            clipped = (ratio - 1).abs() > config.clip_eps
+            error_var = b_advantage.var(correction=0)  # as the advantage is R_t - V(s_t)
             return_var = b_return.var(correction=0)
             metrics = {
                 "episode": len(history),
@@ -424,7 +433,7 @@ def train(config, envs=None):
                 "kl": kl.item(),
                 "beta": beta,
                 "clipped_fraction": clipped.double().mean().item(),
-                "explained_variance": 1 - (error_var / return_var).item(),  # 1: V was exact
+                "explained_variance": 1 - (error_var / return_var).item(),  # 1: V met its targets
                 "steps_per_second": (env_step - first_step) / (time.time() - start_time),
                 **{name: part.item() for name, part in parts.items()},  # of the last minibatch
             }
@@ -448,7 +457,7 @@ class SettingError(ValueError):
 
 
 def check(config):
-    """Raises SettingError for the first setting that cannot work."""
+    """Raises SettingError for a setting that cannot work. Turns numpy's numbers into Python's."""
     # The lowest and the highest value. Numbers not listed here may be from 0 to infinity.
     limits = {
         "num_envs": (1, np.inf), "num_steps": (2, np.inf), "epochs": (1, np.inf),
@@ -474,14 +483,14 @@ def check(config):
             fits = isinstance(value, spec.type)
         if not fits:
             raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
-        setattr(config, name, spec.type(value))  # Python's number, if it was one of numpy's
+        setattr(config, name, spec.type(value))
 
     fewest = config.num_envs * (config.num_steps // 2)  # at worst, every other step only resets
     if not 1 <= config.num_minibatches <= fewest:
         raise SettingError(f"--num-minibatches {config.num_minibatches}: must be from 1 to "
                            f"{fewest}, half the steps of a rollout")
     try:
-        torch.zeros(1, dtype=torch.float64, device=config.device).item()
+        torch.zeros(1, dtype=torch.float64, device=config.device).item()  # as ObsScale needs
     except Exception as error:  # torch raises many kinds
         reason = str(error).splitlines()[0]
         raise SettingError(f"--device {config.device}: must be cpu or cuda: {reason}") from None
@@ -497,16 +506,14 @@ def check(config):
 
 
 def describe(config):
-    """Which settings a run has, in words."""
-    if config.env_id == Config.env_id:
-        defaults = Config()
-        words = f"{config.env_id} with its own settings"
-    else:
-        defaults = Config(env_id=config.env_id, **ELSEWHERE)
-        words = f"{config.env_id} with the settings for other tasks (ELSEWHERE)"
-    changed = [f"{name} {value}" for name, value in vars(config).items()
-               if value != getattr(defaults, name)]
-    return f"{words}, but {', '.join(changed)}" if changed else words
+    """Which settings a run has, in words, and where it departs from them."""
+    descriptions = []
+    for words, base in [("the default settings", Config()),
+                        ("the settings for other tasks (ELSEWHERE)", Config(**ELSEWHERE))]:
+        changed = [f"{name} {value}" for name, value in vars(config).items()
+                   if name != "env_id" and value != getattr(base, name)]
+        descriptions.append(f"{words}, but {', '.join(changed)}" if changed else words)
+    return f"{config.env_id} with {min(descriptions, key=len)}"
 
 
 def make_envs(env_id, num_envs, render_mode=None):
@@ -551,7 +558,7 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers: other numbers give, almost surely, quite another seed.
+    """A seed made of several numbers. Other numbers almost surely give an unrelated seed.
 
     gymnasium seeds N copies of an environment with seed, seed + 1 and so on. So runs with the seeds
     0 and 1 would play nearly the same episodes, if these were used as they are.
@@ -568,12 +575,14 @@ def average(*tensors):
 
 
 def unfinished(path):
-    """Where a checkpoint is written, before it takes its place."""
+    """Where a checkpoint is written, before it is renamed."""
     return f"{path}.{os.getpid()}.unfinished"
 
 
-# Settings of a single run, which a checkpoint does not keep.
-NOT_KEPT = ("save", "load", "device", "eval_episodes", "render")
+def kept(settings):
+    """A dictionary of settings without those of a single run, which a checkpoint does not keep."""
+    single = ("save", "load", "device", "eval_episodes", "render")
+    return {name: value for name, value in settings.items() if name not in single}
 
 
 def save(config, agent, optimizer, envs, beta, env_step, history):
@@ -582,7 +591,7 @@ def save(config, agent, optimizer, envs, beta, env_step, history):
         return
     stats = vars(envs.return_rms) if config.normalize_reward else {}  # mean, variance and count
     checkpoint = {
-        "config": {name: value for name, value in vars(config).items() if name not in NOT_KEPT},
+        "config": kept(vars(config)),
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "reward_stats": {name: float(value) for name, value in stats.items()},
@@ -590,14 +599,15 @@ def save(config, agent, optimizer, envs, beta, env_step, history):
         "env_step": env_step,
         "history": history,
     }
+    path = unfinished(config.save)
     try:
-        torch.save(checkpoint, unfinished(config.save))
-        os.replace(unfinished(config.save), config.save)
+        torch.save(checkpoint, path)
+        os.replace(path, config.save)
     except (OSError, RuntimeError) as error:  # no reason to lose the run
         print(f"--save {config.save}: step {env_step:,} not saved: {error}", file=sys.stderr)
     finally:
-        if os.path.exists(unfinished(config.save)):
-            os.remove(unfinished(config.save))
+        if os.path.exists(path):
+            os.remove(path)
 
 
 def read_checkpoint(path):
@@ -614,9 +624,8 @@ def read_checkpoint(path):
 def resume(path, **given):
     """The settings of a checkpoint, except those given anew: train(resume("a.pt", seed=1))."""
     try:
-        settings = read_checkpoint(path)["config"]
-        kept = {name: value for name, value in settings.items() if name not in NOT_KEPT}
-        return Config(**kept | given | {"load": path})
+        settings = kept(read_checkpoint(path)["config"])
+        return Config(**settings | given | {"load": path})
     except TypeError as error:
         raise SettingError(f"--load {path}: {error}") from None
 
@@ -681,7 +690,8 @@ def main():
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=SUPPRESS, **options,
                             help=f"{spec.metadata['help']} ({default})")
     # In a notebook, sys.argv belongs to the kernel: use the defaults.
-    given = vars(parser.parse_args(None if "__file__" in globals() else []))
+    in_a_notebook = "__file__" not in globals()
+    given = vars(parser.parse_args([] if in_a_notebook else None))
 
     received = []  # signals that asked this run to stop
 
@@ -689,21 +699,23 @@ def main():
         received.append(number)
         raise KeyboardInterrupt
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in handlers.items():
-        if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
-            signal.signal(number, stop)
+    handlers = {}  # those before this run
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
+            handlers[number] = signal.signal(number, stop)
     try:
         if PROCESSES > 1:
             torch.distributed.init_process_group("gloo")
-            sys.stdout = sys.stdout if RANK == 0 else open(os.devnull, "w")
+            if RANK > 0:
+                sys.stdout = open(os.devnull, "w")
         if given.get("load"):
             config = resume(given["load"], **given)
         elif given.get("env_id", Config.env_id) == Config.env_id:
             config = Config(**given)
         else:
             config = Config(**ELSEWHERE | given)
-        window = make_envs(config.env_id, 1, "human") if config.render and RANK == 0 else None
+        if config.render and RANK == 0:  # opened now, as a mistake should not cost the training
+            window = make_envs(config.env_id, 1, "human")
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
@@ -712,12 +724,12 @@ def main():
                 scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
                 print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
                       f"{config.eval_episodes} episodes", flush=True)
-        if window is not None:
+        if config.render and RANK == 0:
             evaluate(agent, config.env_id, episodes=1, envs=window)
-        if config.save and RANK == 0:
+        if config.save and RANK == 0:  # was the last checkpoint written? stderr says why not
             exists = os.path.exists(config.save)
             if not exists or read_checkpoint(config.save)["env_step"] < config.total_steps:
-                sys.exit(1)  # the last checkpoint was not written; stderr says why
+                sys.exit(1)
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:

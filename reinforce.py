@@ -61,8 +61,8 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations to a standard deviation of target_std.
 
-    Networks learn best from numbers of the order of 1. That is all one has to know of this class
-    on a first reading.
+    Networks learn best from numbers of the order of 1. This is all you need to know about this
+    class on a first reading.
     """
     def __init__(self, obs_dim, target_std):
         super().__init__()
@@ -89,13 +89,14 @@ class ObsScale(nn.Module):
         self.sum_of_squares += obs.square().sum(0)
         mean = self.sum / self.count
         variance = self.sum_of_squares / self.count - mean**2
-        std = variance.clamp(min=1e-8).sqrt()  # never 0
+        std = variance.clamp(min=1e-8).sqrt()  # never 0, nor less by rounding
         self.divisor.copy_(std / self.target_std)
         if first:
-            # Features far from 0 saturate tanh units. So a mean more than 2 of its standard
-            # deviations from 0 is moved to 2, and one more than 10 away, which the clamp above
-            # would cut off, to 0. A shift that kept changing would make learning slower.
-            new_mean = torch.where(mean.abs() > 10 * std, 0.0, mean.clamp(-2 * std, 2 * std))
+            # tanh units saturate far from 0. So a mean more than 2 standard deviations from 0 is
+            # moved to ±2 of them, and one more than 10 away to 0. This is done only once, as a
+            # shift that keeps changing makes learning slower.
+            new_mean = mean.clamp(-2 * std, 2 * std)
+            new_mean[mean.abs() > 10 * std] = 0
             self.shift.copy_(mean - new_mean)
 
 
@@ -104,7 +105,7 @@ class Policy(nn.Module):
     def __init__(self, envs, config):
         super().__init__()
         obs_dim = envs.single_observation_space.shape[0]
-        n_actions = int(envs.single_action_space.n)
+        n_actions = envs.single_action_space.n
         self.scale = ObsScale(obs_dim, target_std=2.0)
         hidden = nn.Linear(obs_dim, config.hidden_size)
         output = nn.Linear(config.hidden_size, n_actions)
@@ -143,7 +144,7 @@ def compute_returns(reward, gamma):
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: at these sizes, more would only wait for each other."""
+    """Lets torch compute in one thread: more only wait for each other with networks so small."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -255,7 +256,7 @@ class SettingError(ValueError):
 
 
 def check(config):
-    """Raises SettingError for the first setting that cannot work."""
+    """Raises SettingError for a setting that cannot work. Turns numpy's numbers into Python's."""
     # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
     limits = {"num_envs": (1, np.inf), "hidden_size": (1, 10_000), "learning_rate": (0, 1),
               "gamma": (0, 1), "seed": (0, 2**64 - 1)}
@@ -273,7 +274,7 @@ def check(config):
             fits = isinstance(value, spec.type)
         if not fits:
             raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
-        setattr(config, name, spec.type(value))  # Python's number, if it was one of numpy's
+        setattr(config, name, spec.type(value))
 
 
 def make_envs(env_id, num_envs, render_mode=None):
@@ -318,7 +319,7 @@ def check_finite(name, numbers):
 
 
 def derive_seed(*numbers):
-    """A seed made of several numbers: other numbers give, almost surely, quite another seed.
+    """A seed made of several numbers. Other numbers almost surely give an unrelated seed.
 
     gymnasium seeds N copies of an environment with seed, seed + 1 and so on. So runs with the seeds
     0 and 1 would play nearly the same episodes, if these were used as they are.
@@ -359,7 +360,8 @@ def main():
         parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, **options,
                             help=f"{spec.metadata['help']} (default: {spec.default!r})")
     # In a notebook, sys.argv belongs to the kernel: use the defaults.
-    given = vars(parser.parse_args(None if "__file__" in globals() else []))
+    in_a_notebook = "__file__" not in globals()
+    given = vars(parser.parse_args([] if in_a_notebook else None))
 
     received = []  # signals that asked this run to stop
 
@@ -367,13 +369,14 @@ def main():
         received.append(number)
         raise KeyboardInterrupt
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in handlers.items():
-        if handler != signal.SIG_IGN:  # background jobs ignore Ctrl-C
-            signal.signal(number, stop)
+    handlers = {}  # those before this run
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
+            handlers[number] = signal.signal(number, stop)
     try:
         config = Config(**given)
-        window = make_envs(config.env_id, 1, "human") if config.render else None
+        if config.render:  # opened now, as a mistake should not cost the training
+            window = make_envs(config.env_id, 1, "human")
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
@@ -382,7 +385,7 @@ def main():
                 scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
                 print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
                       f"{config.eval_episodes} episodes", flush=True)
-        if window is not None:
+        if config.render:
             evaluate(agent, config.env_id, episodes=1, envs=window)
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))

@@ -38,7 +38,7 @@ edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = setting(0.99
 edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = setting(0.98", "gamma: float = setting(0.995"))
 edit("values clipped, too", PPO,
      ("                    loss, parts = ppo_loss(",
-      "                    config.old_value = b_value[mb]\n                    loss, parts = ppo_loss("),
+      "                    config.old_value = value[:-1][valid][mb]\n                    loss, parts = ppo_loss("),
      ("value_loss = (value - return_).square().mean()",
       "value_loss = torch.max((value - return_) ** 2, (config.old_value - return_ + (value - config.old_value).clamp("
       "-config.clip_eps, config.clip_eps)) ** 2).mean()"))

@@ -68,9 +68,8 @@ replace(D, "update", "the step after a truncation taken for a real one", "done =
 replace(D, "update", "a rollout starts from an old observation", "buffer.obs[0] = obs", "pass")
 replace(D, "update", "observations a row late", "rollout.obs[:-1][valid]", "rollout.obs[1:][valid]")
 replace(D, "update", "the critic learns the advantage", "b_return = (advantage + value[:-1])[valid]", "b_return = b_advantage")
-replace(D, "update", "the critic's old values a row late", "b_value = value[:-1][valid]", "b_value = value[1:][valid]")
 replace(D, "update", "rewards not scaled", "config.reward_scale * reward", "reward")
-NORMALIZE = "    if config.normalize_reward:\n        envs = gym"
+NORMALIZE = "    if config.normalize_reward:  # the outermost"
 replace(D, "update", "rewards always normalized", NORMALIZE, NORMALIZE.replace("config.normalize_reward", "True"))
 replace(D, "update", "rewards never normalized", NORMALIZE, NORMALIZE.replace("config.normalize_reward", "False"))
 replace(D, "update", "another γ in the spread of returns", "NormalizeReward(envs, config.gamma)",
@@ -113,7 +112,7 @@ each([D, R, A], "training", "far features not shifted", SHIFTED, "pass")
 replace(D, "training", "all features centred", SHIFTED, "self.shift.copy_(mean)")
 each([D, R, A], "training", "shifted at every update", "if first:", "if True:")
 replace(D, "training", "shifted later, not at first", "first = self.count == 0", "first = self.count > 0")
-replace(D, "training", "very far features are moved to 2, too", "mean.abs() > 10 * std, 0.0, ", "mean.abs() > 10 * std, 2 * std * mean.sign(), ")
+replace(D, "training", "very far features are moved to 2, too", "new_mean[mean.abs() > 10 * std] = 0", "pass")
 replace(D, "training", "features are very far at 5", "> 10 * std", "> 5 * std")
 replace(D, "training", "far features are moved to 1", NEAR, "mean.clamp(-std, std)")
 replace(D, "training", "features are far in scaled units", NEAR, "mean.clamp(-2 * self.divisor, 2 * self.divisor)")
@@ -124,7 +123,7 @@ each([D, R, A], "training", "shift added", "(obs - self.shift)", "(obs + self.sh
 replace(D, "training", "shift in other units", "(obs - self.shift) / self.divisor", "obs / self.divisor - self.shift")
 replace(D, "training", "the policy sees raw observations", "self.policy(self.scale(obs))", "self.policy(obs)")
 replace(D, "training", "the critic sees raw observations", "self.critic(self.scale(obs))", "self.critic(obs)")
-replace(D, "training", "acts on raw observations", "logits = self.logits(obs)", "logits = self.policy(obs)")
+replace(D, "training", "acts on raw observations", "pi = self.pi(obs)\n", "pi = Categorical(logits=self.policy(obs))\n")
 
 # ---- ppo_discrete.py: loss and update ----
 replace(D, "losses", "max instead of min", "torch.min(ratio", "torch.max(ratio")
@@ -229,8 +228,8 @@ replace(D, "training", "no bias correction of the mean", "self.mean / (1 - 0.9**
 replace(D, "training", "no bias correction of the square", "self.square / (1 - 0.999**self.steps)", "self.square")
 replace(D, "training", "bias correction with the other beta", "(1 - 0.9**self.steps)", "(1 - 0.999**self.steps)")
 replace(D, "training", "Adam's steps not counted", "self.steps += 1", "self.steps = 1")
-replace(D, "training", "ε under the root", "(square.sqrt() + self.eps)", "(square + self.eps).sqrt()")
-replace(D, "training", "no root", "(square.sqrt() + self.eps)", "(square + self.eps)")
+replace(D, "training", "ε under the root", "(square_hat.sqrt() + self.eps)", "(square_hat + self.eps).sqrt()")
+replace(D, "training", "no root", "(square_hat.sqrt() + self.eps)", "(square_hat + self.eps)")
 replace(D, "training", "Adam's ε ignored", "self.eps = eps", "self.eps = 1e-8")
 each(SCRIPTS, "update", "another ε of Adam", "eps=1e-5)", "eps=1e-8)")
 replace(D, "training", "Adam goes uphill", "p -= part", "p += part")
@@ -239,14 +238,16 @@ mutant(D, "Adam's learning rate stays", "training", ("self.eps = eps", "self.eps
 replace(D, "training", "a gradient that never came is not noticed", "if all(p.grad is None for p in self.params):", "if False:")
 replace(D, "training", "every parameter must have a gradient", "if all(p.grad is None", "if any(p.grad is None")
 replace(D, "training", "new weights do not reach the parameters", "p -= part", "p = p - part")
-for part, buffer in {"mean": "nn.Buffer(torch.zeros_like(parameters", "square": "nn.Buffer(torch.zeros_like(self.mean",
-                     "steps": "nn.Buffer(torch.zeros((), "}.items():
-    replace(D, "checkpoints", f"Adam's {part} not saved", buffer, buffer.replace("nn.Buffer(", "("))
+for part in ("mean", "square"):
+    replace(D, "checkpoints", f"Adam's {part} not resumed", f'self.{part}.copy_(state["{part}"])', "pass")
+    replace(D, "checkpoints", f"Adam's {part} not saved", f'"{part}": self.{part},', f'"{part}": 0 * self.{part},')
+replace(D, "checkpoints", "Adam's steps not resumed", 'self.steps = state["steps"]', "pass")
+replace(D, "checkpoints", "Adam's steps not saved", '"steps": self.steps}', '"steps": 1}')
+replace(D, "checkpoints", "Adam's steps not checked", 'assert isinstance(state["steps"], int) and state["steps"] >= 0, "steps is damaged"', "pass")
 replace(D, "checkpoints", "shapes of tensors not compared", " and loaded[name].shape == x.shape", "")
 each([D, A], "interface", "a gradient that is not finite goes through", "if not norm.isfinite():", "if False:")
 replace(R, "interface", "a loss that is not finite goes through", "if not loss.isfinite():", "if False:")
-each([D, C, R, A], "interface", "observations that are not finite go through", '        check_finite("observation", obs)\n        obs = torch',
-     "        obs = torch")
+each([D, C, R, A], "interface", "observations that are not finite go through", '        check_finite("observation", obs)\n', "")
 each([D, R, A], "interface", "rewards that are not finite go through", 'check_finite("reward", reward)', "pass")
 
 # ---- ppo_discrete.py: several processes and threads ----
@@ -257,7 +258,7 @@ mutant(D, "gradients averaged after the clip", "training", (f"                  
 replace(D, "training", "each process has its own scale", "average(self.count, self.sum, self.sum_of_squares)", "pass")
 replace(D, "training", "each process has its own β", "average(kl)", "pass")
 replace(D, "checkpoints", "summed over processes, not averaged", "vector / PROCESSES", "vector")
-replace(D, "checkpoints", "every process prints", "sys.stdout if RANK == 0 else", "sys.stdout if True else")
+replace(D, "checkpoints", "every process prints", "if RANK > 0:\n                sys.stdout", "if False:\n                sys.stdout")
 replace(D, "checkpoints", "every process saves", "if not config.save or RANK > 0:", "if not config.save:")
 each(SCRIPTS, "training", "threads not restored", "torch.set_num_threads(num_threads)", "pass")
 each(SCRIPTS, "training", "as many threads as there are", "torch.set_num_threads(1)", "pass")
@@ -271,7 +272,6 @@ replace(D, "training", "layers not orthogonal", "nn.init.orthogonal_(layer.weigh
 replace(D, "training", "biases not 0", "nn.init.zeros_(layer.bias)", "pass")
 replace(D, "update", "activation ignored", '{"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]', "nn.Tanh")
 replace(D, "update", "always one hidden layer", "range(config.hidden_layers)", "range(1)")
-replace(D, "training", "greedy and sampled swapped", "if greedy:", "if not greedy:")
 SEEDS = "derive_seed(config.seed, RANK, env_step)"
 replace(D, "training", "every run plays the same episodes", "= envs.reset(seed=seed)", "= envs.reset(seed=0)")
 replace(D, "training", "the seed sets the weights only", SEEDS, "derive_seed(0, RANK, env_step)")
@@ -327,9 +327,8 @@ replace(D, "checkpoints", "tensors of another kind are loaded", "loaded[name].dt
 replace(D, "checkpoints", "a β out of range is loaded", "assert 1 <= beta <= 1e4 and ", "assert ")
 replace(D, "checkpoints", "a negative count of steps is loaded", " and env_step >= 0", "")
 mutant(D, "checkpoint written in place", "checkpoints",
-       ("torch.save(checkpoint, unfinished(config.save))", "torch.save(checkpoint, config.save)"),
-       ("os.replace(unfinished(config.save), config.save)", "pass"))
-replace(D, "checkpoints", "unfinished file left behind", "if os.path.exists(unfinished(config.save)):", "if False:")
+       ("torch.save(checkpoint, path)", "torch.save(checkpoint, config.save)"), ("os.replace(path, config.save)", "pass"))
+replace(D, "checkpoints", "unfinished file left behind", "if os.path.exists(path):", "if False:")
 replace(D, "checkpoints", "unfinished files share one name", "{path}.{os.getpid()}.unfinished", "{path}.unfinished")
 SAVE = "save(config, agent, optimizer, envs, beta, env_step, history)\n"
 REPORT = "                " + SAVE
@@ -337,7 +336,7 @@ LAST = "f\"entropy {metrics['entropy']:.2g}\", flush=True)"
 replace(D, "checkpoints", "saved only at the end", REPORT,
         REPORT.replace("save(", "if env_step >= config.total_steps: save("))
 mutant(D, "printed before it is saved", "checkpoints", (REPORT, ""), (LAST, f"{LAST}\n{REPORT.rstrip()}"))
-replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # in case the run fails early\n", "")
+replace(D, "checkpoints", "not saved at first", f"    {SAVE[:-1]}  # even if no step is trained\n", "")
 replace(D, "checkpoints", "numpy's numbers in a checkpoint", "setattr(config, name, spec.type(value))", "pass")
 STOPPED = "        print(f\"stopped at step {env_step:,}\", flush=True)\n"
 replace(D, "checkpoints", "not saved on Ctrl-C", f"        {SAVE}{STOPPED}", STOPPED)
@@ -355,10 +354,10 @@ replace(D, "checkpoints", "where it cannot write is found out too late", """open
 replace(D, "checkpoints", "code in a checkpoint is run", "weights_only=True", "weights_only=False")
 replace(D, "checkpoints", "a damaged file costs a traceback", "except Exception as error:  # a foreign",
         "except OSError as error:  # a foreign")
-replace(D, "checkpoints", "settings of the checkpoint win", 'Config(**kept | given |', 'Config(**given | kept |')
+replace(D, "checkpoints", "settings of the checkpoint win", 'Config(**settings | given |', 'Config(**given | settings |')
 replace(D, "checkpoints", "resume brings settings and no weights", ' | given | {"load": path})', " | given)")
-replace(D, "checkpoints", "a resumed run writes where the first one did", 'NOT_KEPT = ("save", "load",', 'NOT_KEPT = ("load",')
-replace(D, "checkpoints", "a checkpoint says where to save", "if name not in NOT_KEPT}\n        return", "}\n        return")
+replace(D, "checkpoints", "a resumed run writes where the first one did", 'single = ("save", "load",', 'single = ("load",')
+replace(D, "checkpoints", "a checkpoint says where to save", 'kept(read_checkpoint(path)["config"])', 'read_checkpoint(path)["config"]')
 replace(D, "checkpoints", "a resumed run takes the settings for other tasks", 'resume(given["load"], **given)',
         'resume(given["load"], **ELSEWHERE | given)')
 replace(D, "checkpoints", "a setting that is none costs a traceback", "    except TypeError as error:\n        raise SettingError(f\"--load",
@@ -373,7 +372,7 @@ each([D, R, A], "checkpoints", "evaluated after Ctrl-C", "if received:", "if Fal
 mutant(D, "stopped without a word", "checkpoints", ('print(f"stopped at step {env_step:,}", flush=True)', "pass"))
 BOTH = "(signal.SIGINT, signal.SIGTERM)"
 each([D, R, A], "checkpoints", "SIGTERM ends the run at once", BOTH, "(signal.SIGINT,)")
-replace(D, "checkpoints", "an ignored Ctrl-C is not ignored", "if handler != signal.SIG_IGN:",
+replace(D, "checkpoints", "an ignored Ctrl-C is not ignored", "if signal.getsignal(number) != signal.SIG_IGN:",
         "if True:")
 EXCEPT = "except (SettingError, FloatingPointError) as error:"
 each([D, R, A], "interface", "every error costs one line", EXCEPT, "except Exception as error:")
@@ -402,8 +401,8 @@ replace(D, "interface", "number of minibatches not checked", "if not 1 <= config
 replace(D, "interface", "minibatches limited by all steps", "(config.num_steps // 2)", "config.num_steps")
 replace(D, "interface", "device not checked", "torch.zeros(1, dtype=torch.float64, device=config.device).item()", "pass")
 replace(D, "interface", "abbreviated flags", "allow_abbrev=False", "allow_abbrev=True")
-replace(D, "interface", "a notebook's arguments are taken for ours", 'None if "__file__" in globals() else []', "None")
-replace(D, "checkpoints", "no window", "if window is not None:", "if False:")
+replace(D, "interface", "a notebook's arguments are taken for ours", "[] if in_a_notebook else None", "None")
+replace(D, "checkpoints", "no window", "if config.render and RANK == 0:\n            evaluate", "if False:\n            evaluate")
 
 # ---- ppo_discrete.py: other tasks ----
 each(PPO, "interface", "settings for other tasks ignored", "Config(**ELSEWHERE | given)", "Config(**given)")
@@ -413,12 +412,11 @@ OWN = 'elif given.get("env_id", Config.env_id) == Config.env_id:'
 replace(D, "interface", "settings for other tasks used for its own", OWN, "elif False:")
 replace(D, "interface", "its own task is another if it is named", OWN, 'elif "env_id" not in given:')
 replace(D, "interface", "which settings a run has is not said", "print(describe(config), flush=True)", "pass")
-replace(D, "interface", "tasks mistaken in words", "if config.env_id == Config.env_id:",
-        "if config.env_id != Config.env_id:")
-replace(D, "interface", "settings compared with the wrong ones", "Config(env_id=config.env_id, **ELSEWHERE)",
-        "Config(env_id=config.env_id)")
-replace(D, "interface", "what was not changed is named", "if value != getattr(defaults, name)",
-        "if value == getattr(defaults, name)")
+replace(D, "interface", "the longer words for settings", "min(descriptions, key=len)", "max(descriptions, key=len)")
+replace(D, "interface", "settings compared with the wrong ones", "(ELSEWHERE)\", Config(**ELSEWHERE))",
+        "(ELSEWHERE)\", Config())")
+replace(D, "interface", "what was not changed is named", "and value != getattr(base, name)",
+        "and value == getattr(base, name)")
 replace(D, "interface", "--help is silent on other tasks", "if spec.name in ELSEWHERE:", "if False:")
 
 # ---- ppo_continuous.py, where it differs or may come to differ ----
@@ -434,11 +432,10 @@ replace(C, "interface", "a range without bounds goes through", " and space.is_bo
 replace(C, "update", "σ not learned", "self.log_std = nn.Parameter(", "self.log_std = nn.Buffer(")
 replace(C, "update", "σ² for σ", "self.log_std.exp()", "(2 * self.log_std).exp()")
 replace(C, "training", "--init-log-std ignored", "torch.ones(action_dim) * config.init_log_std", "torch.zeros(action_dim)")
-replace(C, "update", "noise of another width", "mean + std * torch.randn_like", "mean + 2 * std * torch.randn_like")
-replace(C, "update", "noise of one number", "torch.randn_like(mean)", "torch.randn(1)")
+replace(C, "update", "noise of another width", "else pi.sample()", "else pi.mean + 2 * (pi.sample() - pi.mean)")
+replace(C, "update", "noise of one number", "else pi.sample()", "else pi.mean + self.log_std.exp() * torch.randn(1)")
 replace(C, "training", "greedy and sampled swapped", "mean if greedy else", "mean if not greedy else")
-replace(C, "training", "acts on raw observations", "mean, std = self.mean_and_std(obs)\n        action",
-        "mean, std = self.policy(obs), self.mean_and_std(obs)[1]\n        action")
+replace(C, "training", "acts on raw observations", "pi = self.pi(obs)\n", "pi = Normal(self.policy(obs), self.log_std.exp())\n")
 
 # ---- reinforce.py ----
 replace(R, "update", "no baseline", "(return_ - baseline)[valid]", "return_[valid]")
@@ -486,7 +483,7 @@ each([R, A], "update", "steps of one environment counted", "env_step += N", "env
 each([R, A], "training", "every run plays the same episodes", "seed = derive_seed(config.seed)",
         "seed = derive_seed(0)")
 each([R, A], "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
-each([R, A], "training", "greedy and sampled swapped", "pi.mode if greedy else", "pi.mode if not greedy else")
+each([D, R, A], "training", "greedy and sampled swapped", "pi.mode if greedy else", "pi.mode if not greedy else")
 each([R, A], "training", "evaluation counts second episodes", "scores[playing] += reward[playing]", "scores += reward")
 
 # ---- actor_critic.py ----

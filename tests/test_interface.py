@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import types
 from dataclasses import fields
 from math import inf, nan
 
@@ -67,7 +68,7 @@ FORM = {
     "reinforce": [*HEAD, *SETTINGS, "ObsScale", "Policy", "compute_returns", "one_thread", "train"],
     "actor_critic": [*HEAD, *SETTINGS, "ObsScale", "linear", "mlp", "ActorCritic", "td_error", "one_thread", "train"],
 } | dict.fromkeys(PPO, [
-    *HEAD, "(RANK, PROCESSES)", *SETTINGS, "ELSEWHERE", "ObsScale", "linear", "mlp", "ActorCritic", "RolloutBuffer",
+    *HEAD, "RANK", "PROCESSES", *SETTINGS, "ELSEWHERE", "ObsScale", "linear", "mlp", "ActorCritic", "RolloutBuffer",
     "compute_gae", "ppo_loss", "Adam", "one_thread", "train",
 ])
 
@@ -240,9 +241,9 @@ def test_the_first_line_says_which_settings_a_run_has(name, monkeypatch, capsys)
     few = ["--total-steps", "0", "--eval-episodes", "0"]
     changed = "total_steps 0, {}eval_episodes 0"
     for arguments, expected in [
-        (few, f"{own} with its own settings, but {changed.format('')}"),
+        (few, f"{own} with the default settings, but {changed.format('')}"),
         (["--env-id", own, *few, "--gamma", "0.5"],
-         f"{own} with its own settings, but {changed.format('gamma 0.5, ')}"),
+         f"{own} with the default settings, but {changed.format('gamma 0.5, ')}"),
         (["--env-id", task, *few],
          f"{task} with the settings for other tasks (ELSEWHERE), but {changed.format('')}"),
         (["--env-id", task, *few, "--gamma", "0.5"],
@@ -250,7 +251,7 @@ def test_the_first_line_says_which_settings_a_run_has(name, monkeypatch, capsys)
     ]:
         status, out, err = run_main(module, monkeypatch, capsys, *arguments)
         assert status is None and err == "" and out.splitlines()[0] == expected
-    assert module.describe(module.Config()) == f"{own} with its own settings"
+    assert module.describe(module.Config()) == f"{own} with the default settings"
     same = module.describe(module.Config(env_id=task, **module.ELSEWHERE))
     assert same == f"{task} with the settings for other tasks (ELSEWHERE)"
 
@@ -601,6 +602,63 @@ def test_the_tutorials_lines_are_those_of_the_scripts():
     assert len(snippets) >= 9
     for snippet in snippets:
         assert any(f"\n{snippet}" in text for text in texts), snippet
+
+
+class Picture(gym.Env):
+    """A dark or a bright image, whose brightness is the action to take."""
+
+    observation_space = gym.spaces.Box(0, 255, (12, 16, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.draw(), {}
+
+    def step(self, action):
+        reward = float(action == self.bright)
+        return self.draw(), reward, False, False, {}
+
+    def draw(self):
+        self.bright = int(self.np_random.integers(2))
+        return np.full((12, 16, 3), 200 * self.bright + 20, np.uint8)
+
+
+gym.register("Picture-v0", Picture, max_episode_steps=10)
+
+
+def apply_diff(text, diff):
+    """The text with a diff of README in it. Each hunk's old lines have to be there exactly once."""
+    for hunk in diff.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        old, new = ("".join(line[1:] or "\n" for line in lines if line[0] in kinds) for kinds in (" -", " +"))
+        if not old:  # only new lines: they stand before what follows in the next hunk
+            raise ValueError(f"nothing says where this belongs:\n{hunk}")
+        assert text.count(old) == 1, (text.count(old), old)
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_readmes_changes_of_a_copy_apply_and_train(monkeypatch, quiet):
+    logged = []
+    wandb = types.SimpleNamespace(init=lambda config: logged.append(config), log=lambda *words: logged.append(words))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    few = {"num_envs": 2, "num_steps": 20, "total_steps": 400, "num_minibatches": 1}
+    settings = {"TAXI": {"env_id": "Taxi-v4"}, "wandb": {}, "AdamW": {}, "CNN": {"env_id": "Picture-v0"}}
+    blocks = readme_blocks("diff")
+    assert len(blocks) == len(settings)
+    for (word, given), block in zip(settings.items(), blocks):
+        assert word in block
+        module = types.ModuleType("changed")
+        exec(compile(apply_diff(source("ppo_discrete"), block), "changed.py", "exec"), vars(module))
+        agent, history = module.train(module.Config(**few, **given))
+        assert history or word == "TAXI"
+        if word == "TAXI":  # nothing that has no effect is ever played
+            env = gym.make("Taxi-v4")
+            for seed in range(30):
+                state, info = env.reset(seed=seed)
+                obs = np.eye(500, dtype=np.float32)[[state]]
+                assert all(info["action_mask"][agent.act(obs)[0]] for _ in range(5))
+    assert logged[0]["num_envs"] == 2 and [step for _, step in logged[1:]] == list(range(40, 401, 40))
 
 
 def test_the_readmes_environment_is_learned_in_a_notebook_as_on_the_command_line(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Independent, Normal
 from conftest import (
     BOX, DISCRETE, PPO, ROOT, SCRIPTS, MarkedEnv, Recount, edited, load, marked, run_main,
 )
@@ -920,13 +921,10 @@ def test_a_mask_added_in_one_place_holds_for_acting_and_learning(name, monkeypat
     network, Categorical = network_of(module), torch.distributions.Categorical
     log_prob = Categorical.log_prob
 
-    def masked_logits(agent, obs):
+    def masked_pi(agent, obs):
         logits = agent.policy(agent.scale(obs))
         seen.append((obs.clone(), logits.detach().clone()))
-        return logits.masked_fill(forbidden(obs), -torch.inf)
-
-    def masked_pi(agent, obs):
-        return Categorical(logits=masked_logits(agent, obs), validate_args=False)
+        return Categorical(logits=logits.masked_fill(forbidden(obs), -torch.inf), validate_args=False)
 
     def recorded(pi, action):
         result = log_prob(pi, action)
@@ -934,12 +932,10 @@ def test_a_mask_added_in_one_place_holds_for_acting_and_learning(name, monkeypat
             learned.append((*seen[-1], action.clone(), result.detach().clone()))
         return result
 
+    monkeypatch.setattr(network, "pi", masked_pi)
     if name == "ppo_discrete":
-        monkeypatch.setattr(network, "logits", masked_logits)
         loss, old = module.ppo_loss, []
         monkeypatch.setattr(module, "ppo_loss", lambda *args: old.append((len(learned), args[3])) or loss(*args))
-    else:
-        monkeypatch.setattr(network, "pi", masked_pi)
     monkeypatch.setattr(Categorical, "log_prob", recorded)
 
     played, act = [], network.act
@@ -968,8 +964,8 @@ def test_a_mask_added_in_one_place_holds_for_acting_and_learning(name, monkeypat
 
 def test_a_gaussian_changed_in_one_place_is_played_and_learned_from(monkeypatch, quiet):
     module, learned, played = load("ppo_continuous"), [], []
-    monkeypatch.setattr(module.ActorCritic, "mean_and_std", lambda agent, obs: (
-        agent.policy(agent.scale(obs)).tanh() + 0.3, torch.tensor([0.02, 0.04])))
+    monkeypatch.setattr(module.ActorCritic, "pi", lambda agent, obs: Independent(
+        Normal(agent.policy(agent.scale(obs)).tanh() + 0.3, torch.tensor([0.02, 0.04])), 1))
     loss, act = module.ppo_loss, module.ActorCritic.act
 
     def recorded_act(agent, obs, greedy=False):

@@ -6,8 +6,8 @@
 The policy π(a|s), or actor, gives the probability of action a in state s. The return is the sum of
 the rewards r still to come, where a reward k steps later is multiplied by γ^k. The critic learns to
 predict it: V(s) is the expected return from state s, and Q(s, a) the same if the first action is a.
-Every few steps both learn. The critic reduces its error δ_t. The actor makes action a_t more likely
-if the weight ψ_t is above its mean, and less likely if it is below. Both are defined here:
+Every few steps, actor and critic learn from one loss, in which each action has a weight ψ_t and the
+critic an error δ_t:
 
     L = -E[ψ_t log π(a_t|s_t)] + ½ E[δ_t²] - c E[H(π(·|s_t))]
 
@@ -15,23 +15,25 @@ if the weight ψ_t is above its mean, and less likely if it is below. Both are d
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
     --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  both δ_t above, their squares added
 
-E is the mean over the steps of an update. The entropy H is large where the policy is undecided, and
-c is its weight. In a terminal state V and Q count as 0. In each update ψ_t is first shifted and
-scaled to mean 0 and standard deviation 1. No gradient flows through ψ_t, nor through the critics'
-targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}), where the policy chooses a_{t+1}.
+E is the mean over the steps of an update. In each, ψ_t is first shifted and scaled to mean 0 and
+standard deviation 1, so that actions with a ψ_t above the mean become more likely, and the others
+less likely. H, the entropy of the distribution π(·|s), is large where the policy is undecided, and
+c is its weight. In a terminal state V and Q count as 0. No gradient flows through ψ_t, nor through
+the critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}). In the latter, a_{t+1} is
+drawn from the policy in s_{t+1}.
 
 With the true Q as ψ_t, minimising the first term follows the gradient of the expected return, but
 for its scale and a factor γ^t, which is left out here as in reinforce.py ([1] Sec. 13.2). V is the
 mean of Q over the policy's actions. As V does not depend on the action, subtracting it leaves the
 gradient unchanged on average and reduces the noise ([1] Sec. 13.4). Q - V is the advantage. The δ_t
 of V, the temporal difference (TD) error, estimates it without Q ([1] Sec. 13.5). The δ_t of Q is
-that of SARSA ([1] Eq. 6.7). `--critic q` learns most reliably with --gamma 0.99 --max-grad-norm
-0.2.
+that of SARSA ([1] Eq. 6.7).
 
 `python actor_critic.py` solves CartPole after about 18,500 of 100,000 steps. The score of an
-episode is the sum of its rewards, and CartPole is solved when the last 20 average 475.
+episode is the sum of its rewards, and CartPole is solved when the last 20 episodes average 475.
+`python actor_critic.py --critic q --gamma 0.99 --max-grad-norm 0.2` is the best of `--critic q`.
 
-[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
+[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition (R_{t+1} for r_t)
 """
 
 import os
@@ -106,7 +108,7 @@ class ObsScale(nn.Module):
         self.sum_of_squares += obs.square().sum(0)
         mean = self.sum / self.count
         variance = self.sum_of_squares / self.count - mean**2
-        std = variance.clamp(min=1e-8).sqrt()  # never 0, nor less by rounding
+        std = variance.clamp(min=1e-8).sqrt()  # rounding may leave a variance of 0 or less
         self.divisor.copy_(std / self.target_std)
         if first:
             # tanh units saturate far from 0. So a mean more than 2 standard deviations from 0 is
@@ -146,7 +148,7 @@ class ActorCritic(nn.Module):
         # Outputs near 0 make all actions about equally likely at first.
         self.policy = mlp(obs_dim, n_actions, config, output_gain=0.01)
         self.v_critic = mlp(obs_dim, 1, config, output_gain=1.0)
-        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)  # --critic td needs none
+        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)  # --critic td lets it be
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> π(·|s), the distribution over the actions."""
@@ -182,7 +184,7 @@ def td_error(reward, value, next_value, terminated, gamma):
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: more only wait for each other with networks so small."""
+    """Lets torch compute in one thread: with networks this small, more wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -199,6 +201,7 @@ def train(config, envs=None):
     Raises SettingError for a setting that cannot work, and FloatingPointError for a number that is
     not finite.
     """
+    # What is called here and not defined above stands further down.
     check(config)
     torch.manual_seed(config.seed)  # for the weights
     if envs is None:
@@ -210,7 +213,7 @@ def train(config, envs=None):
     env_step = 0
     history = []
 
-    # Actions and environments have random numbers of their own. The environments are seeded only
+    # Actions and environments have another seed than the weights. The environments are seeded only
     # once: later resets draw new starts.
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
@@ -223,7 +226,7 @@ def train(config, envs=None):
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
             # Collect: play T steps with the current policy.
-            obs_rows = [obs.copy()]
+            obs_rows = [obs.copy()]  # some environments reuse their arrays
             action_rows, reward_rows, terminated_rows, valid_rows = [], [], [], []
             for _ in range(config.num_steps):
                 valid_rows.append(~done)  # after an episode's end, this step only resets
@@ -247,10 +250,11 @@ def train(config, envs=None):
             valid = torch.as_tensor(np.stack(valid_rows))  # (T, N), of which B are True
 
             # Estimate: the policy again, now with gradients, the critics' errors, and ψ, the weight
-            # of each action.
+            # of each action. Row T, the state after the last step, serves the targets only. Its
+            # action, for Q(s_T, a_T), is drawn here and not played.
             pi = agent.pi(all_obs)
-            last_action = pi.sample()[-1:]  # (1, N): a_T, which is not played, for Q(s_T, a_T)
-            all_actions = torch.cat([actions, last_action])  # (T+1, N)
+            sampled = pi.sample()  # (T+1, N)
+            all_actions = torch.cat([actions, sampled[-1:]])  # (T+1, N)
             v = agent.v(all_obs)  # (T+1, N)
             q = agent.q(all_obs, all_actions)  # (T+1, N)
             v_error = td_error(rewards, v[:-1], v[1:], terminations, config.gamma)  # (T, N)
@@ -287,8 +291,8 @@ def train(config, envs=None):
             optimizer.step()
             agent.scale.update(all_obs[:-1][valid])  # only now: π above used the old scale
 
-            # Report: about twenty times a run, and at its end.
-            if env_step >= min(next_report, config.total_steps):
+            # Report: about twenty times a run, and at its end. All of metrics can be logged.
+            if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]
                 metrics = {

@@ -8,9 +8,9 @@ The policy π(a|s), or actor, gives the probability of action a in state s.
 The actor plays N copies of an environment for T steps. These N·T steps are a rollout. The critic
 V(s) learns to predict the return, the sum of the rewards r that follow state s, where a reward k
 steps later is multiplied by γ^k. The advantage Â_t estimates how much better action a_t was than
-the policy's average action. PPO makes actions with a positive advantage more likely and the others
-less likely, in several epochs over the same steps. Let π_old be the policy that played them. Once a
-good action is 1+ε times as likely as under π_old, or a bad one 1-ε times as likely, the clip
+the policy's average action. PPO makes actions with an advantage above the mean more likely and the
+others less likely, in several epochs over the same steps. Let π_old be the policy that played them.
+Once a good action is 1+ε times as likely as under π_old, or a bad one 1-ε times as likely, the clip
 removes any gain from going further.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
@@ -19,18 +19,19 @@ removes any gain from going further.
     L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
           + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
-V(s_{t+1}) counts as 0 if s_{t+1} is terminal. A state in which only the time was up is not. Â_{t+1}
-counts as 0 if step t is the last of an episode or a rollout. The recursion for Â_t is generalized
-advantage estimation (GAE): with λ = 0 it relies on the critic, with λ = 1 on the rewards. The
-critic's target is R_t = Â_t + V(s_t), computed before the update. E is the mean over a minibatch, a
-random part of the rollout, in which Â_t is first shifted and scaled to mean 0 and standard
-deviation 1. The entropy H of π(·|s), the distribution in state s, is large where the policy is
-undecided, and c is its weight. The paper writes r_t(θ) for ρ_t, and K for the number of epochs.
-With --objective penalty, L begins with -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the
-divergence KL measures how far π has moved from π_old, and its weight β adapts to it.
+In δ_t, V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was up. In Â_t,
+Â_{t+1} counts as 0 if step t is the last of an episode or a rollout. This generalized advantage
+estimation (GAE) relies on the critic with λ = 0, on the rewards with λ = 1. The critic's target is
+R_t = Â_t + V(s_t), computed before the update. E is the mean over a minibatch, a random part of the
+rollout; in each, Â_t is first shifted and scaled to mean 0 and standard deviation 1. H, the entropy
+of the distribution π(·|s), is large where the policy is undecided, and c is its weight.
 
-`python ppo_discrete.py` solves CartPole after about 13,000 of 30,000 steps. The score of an episode
-is the sum of its rewards, and CartPole is solved when it averages 475.
+The paper writes r_t(θ) for ρ_t, and K for the number of epochs. With --objective penalty, L begins
+with -E[ρ_t Â_t - β KL(π_old‖π)] instead ([1] Eq. 8): the divergence KL measures how far π has moved
+from π_old, and its weight β adapts to it.
+
+`python ppo_discrete.py` solves CartPole after about 13,000 of 30,000 steps. The score of an
+episode is the sum of its rewards. CartPole is solved when the last 20 episodes average 475.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -132,10 +133,10 @@ class ObsScale(nn.Module):
         self.count += len(obs)
         self.sum += obs.sum(0)
         self.sum_of_squares += obs.square().sum(0)
-        average(self.count, self.sum, self.sum_of_squares)  # over the processes of torchrun
+        average(self.count, self.sum, self.sum_of_squares)  # under torchrun
         mean = self.sum / self.count
         variance = self.sum_of_squares / self.count - mean**2
-        std = variance.clamp(min=1e-8).sqrt()  # never 0, nor less by rounding
+        std = variance.clamp(min=1e-8).sqrt()  # rounding may leave a variance of 0 or less
         self.divisor.copy_(std / self.target_std)
         if first:
             # tanh units saturate far from 0. So a mean more than 2 standard deviations from 0 is
@@ -211,9 +212,10 @@ class RolloutBuffer:
         self.valid = np.zeros((T, N), bool)
 
     def tensors(self, device):
-        """The same fields as tensors. On the CPU they share the memory of the arrays."""
-        fields = vars(self).items()
-        return SimpleNamespace(**{name: torch.as_tensor(x, device=device) for name, x in fields})
+        """An object with the same fields as tensors. On the CPU they share the arrays' memory."""
+        arrays = vars(self)
+        return SimpleNamespace(**{name: torch.as_tensor(arrays[name], device=device)
+                                  for name in arrays})
 
 
 def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
@@ -251,19 +253,20 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, beta, config):
 
 
 class Adam:
-    """Adam (arXiv:1412.6980, Algorithm 1), used like torch.optim.Adam, but faster.
+    """Adam (arXiv:1412.6980, Algorithm 1): on a first reading, take it for torch.optim.Adam.
 
-    A few operations on one long vector compute the changes of all parameters. And it starts sooner:
-    the first of torch's optimizers to be constructed imports modules for one to two seconds. Change
-    the agent, or freeze parameters (requires_grad = False), before the optimizer is constructed:
-    parameters frozen later would keep moving by momentum.
+    It is faster: a few operations on one long vector compute the changes of all parameters. And it
+    starts sooner: the first of torch's optimizers to be constructed imports modules for one to two
+    seconds. Change the agent, or freeze parameters (requires_grad = False), before the optimizer is
+    constructed: parameters frozen later would keep moving by momentum.
     """
     def __init__(self, parameters, lr, eps):
         self.params = list(parameters)
         self.param_groups = [{"params": self.params, "lr": lr}]  # as torch's optimizers have
         self.eps = eps
-        self.mean = torch.zeros_like(parameters_to_vector(self.params))  # of the gradients
-        self.square = torch.zeros_like(self.mean)  # the mean of their squares
+        # Running means of the gradients and of their squares.
+        self.mean = torch.zeros_like(parameters_to_vector(self.params))
+        self.square = torch.zeros_like(self.mean)
         self.steps = 0
 
     def zero_grad(self):
@@ -299,7 +302,7 @@ class Adam:
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: more only wait for each other with networks so small."""
+    """Lets torch compute in one thread: with networks this small, more wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -317,6 +320,7 @@ def train(config, envs=None):
     Raises SettingError for a setting that cannot work, and FloatingPointError for a number that is
     not finite.
     """
+    # Settings and environments. What is called here and not defined above stands further down.
     if envs is not None:
         env_id = getattr(envs.spec, "id", "your environments")
         config = replace(config, env_id=env_id, num_envs=envs.num_envs)
@@ -326,13 +330,19 @@ def train(config, envs=None):
     envs = prepare(envs)
     if config.normalize_reward:  # the outermost wrapper, as save and restore read its return_rms
         envs = gym.wrappers.vector.NormalizeReward(envs, config.gamma)
+
+    # Agent, optimizer and buffer.
     torch.manual_seed(config.seed)  # every process begins with the same weights
     agent = ActorCritic(envs, config).to(config.device)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     params = list(agent.parameters())  # listed once: listing them takes time
-    rates = [group["lr"] for group in optimizer.param_groups]  # one for each group
-    T, N = config.num_steps, config.num_envs
-    buffer = RolloutBuffer(T, N, envs.single_observation_space.shape[0])
+    rates = [group["lr"] for group in optimizer.param_groups]  # torch's may have several groups
+    T = config.num_steps
+    N = config.num_envs
+    obs_dim = envs.single_observation_space.shape[0]
+    buffer = RolloutBuffer(T, N, obs_dim)
+
+    # A new run, or one that is resumed.
     beta = 1.0
     env_step = 0
     history = []
@@ -341,10 +351,10 @@ def train(config, envs=None):
     save(config, agent, optimizer, envs, beta, env_step, history)  # even if no step is trained
     print(describe(config), flush=True)
 
-    # Other seeds, processes and resumed runs play other episodes. The environments are seeded only
-    # once: later resets draw new starts.
+    # A different seed, process or resumed step gives different episodes. The environments are
+    # seeded only once: later resets draw new starts.
     seed = derive_seed(config.seed, RANK, env_step)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # for actions and minibatches
     obs, _ = envs.reset(seed=seed)
     done = np.zeros(N, bool)
     next_report = env_step
@@ -364,7 +374,7 @@ def train(config, envs=None):
                 obs, reward, terminated, truncated, info = envs.step(action)
                 check_finite("reward", reward)
                 buffer.action[t] = action
-                buffer.reward[t] = config.reward_scale * reward  # small values are learned faster
+                buffer.reward[t] = config.reward_scale * reward  # a small V is learned faster
                 buffer.terminated[t] = terminated
                 buffer.truncated[t] = truncated
                 buffer.obs[t + 1] = obs
@@ -386,12 +396,12 @@ def train(config, envs=None):
                 b_action = rollout.action[valid]
                 b_advantage = advantage[valid]
                 b_return = (advantage + value[:-1])[valid]  # what the critic learns to predict
-                b_old_log_prob = agent.pi(b_obs).log_prob(b_action)
+                b_old_log_prob = agent.pi(b_obs).log_prob(b_action)  # π is still π_old
 
             # Update: several passes over the rollout, in shuffled minibatches.
             for _ in range(config.epochs):
-                # mb: the indices of one minibatch
-                for mb in torch.randperm(len(b_obs)).tensor_split(config.num_minibatches):
+                order = torch.randperm(len(b_obs))
+                for mb in order.tensor_split(config.num_minibatches):  # indices of one minibatch
                     # Normalised, so that the policy's loss does not depend on the rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
@@ -400,7 +410,7 @@ def train(config, envs=None):
                         b_old_log_prob[mb], mb_advantage, b_return[mb], beta, config)
                     optimizer.zero_grad()
                     loss.backward()
-                    average(*[p.grad for p in params if p.grad is not None])
+                    average(*[p.grad for p in params if p.grad is not None])  # under torchrun
                     norm = clip_grad_norm_(params, config.max_grad_norm)
                     if not norm.isfinite():
                         raise FloatingPointError("the gradient is not finite; a smaller "
@@ -412,7 +422,7 @@ def train(config, envs=None):
                 log_ratio = agent.pi(b_obs).log_prob(b_action) - b_old_log_prob
                 ratio = log_ratio.exp()
                 kl = (ratio - 1 - log_ratio).mean()
-                average(kl)
+                average(kl)  # under torchrun
             if config.objective == "penalty":  # adapt β ([1] Sec. 4), here within limits
                 target_kl = config.target_kl * remaining
                 if kl > 1.5 * target_kl:
@@ -424,7 +434,7 @@ def train(config, envs=None):
             # Report: metrics of each update, ready for wandb.log(metrics, env_step). About twenty
             # times a run, and at its end, some of them are printed.
             scores = [score for _, score in history[-20:]]
-            clipped = (ratio - 1).abs() > config.clip_eps
+            clipped = (ratio - 1).abs() > config.clip_eps  # whether or not it had a gradient
             error_var = b_advantage.var(correction=0)  # as the advantage is R_t - V(s_t)
             return_var = b_return.var(correction=0)
             metrics = {
@@ -437,7 +447,7 @@ def train(config, envs=None):
                 "steps_per_second": (env_step - first_step) / (time.time() - start_time),
                 **{name: part.item() for name, part in parts.items()},  # of the last minibatch
             }
-            if env_step >= min(next_report, config.total_steps):
+            if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 save(config, agent, optimizer, envs, beta, env_step, history)
                 print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "

@@ -12,15 +12,15 @@ episodes' returns at the same step t.
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
 
-L is the loss to minimise, and E the mean over all steps of the episodes. The baseline b_t is the
-mean of the N returns G_t, where an episode that is over counts as 0, and d the standard deviation
-of all G_t - b_t. README derives the gradient of L. In theory the term of step t is also multiplied
-by γ^t. Nearly everyone leaves that out, as it works better without.
+L is the loss to minimise, and E the mean over all steps of the N episodes. The baseline b_t is the
+mean of the N returns at step t, where an episode that is over counts as 0, and d the standard
+deviation of all G_t - b_t. README derives the gradient of L. In theory the term of step t is also
+multiplied by γ^t. Nearly everyone leaves that out, as it works better without.
 
 `python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. The score of an episode is
 the sum of its rewards, and CartPole is solved when the last 20 episodes average 475.
 
-[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition
+[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition (R_{t+1} for r_t)
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
 """
 
@@ -89,7 +89,7 @@ class ObsScale(nn.Module):
         self.sum_of_squares += obs.square().sum(0)
         mean = self.sum / self.count
         variance = self.sum_of_squares / self.count - mean**2
-        std = variance.clamp(min=1e-8).sqrt()  # never 0, nor less by rounding
+        std = variance.clamp(min=1e-8).sqrt()  # rounding may leave a variance of 0 or less
         self.divisor.copy_(std / self.target_std)
         if first:
             # tanh units saturate far from 0. So a mean more than 2 standard deviations from 0 is
@@ -144,7 +144,7 @@ def compute_returns(reward, gamma):
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: more only wait for each other with networks so small."""
+    """Lets torch compute in one thread: with networks this small, more wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -155,12 +155,13 @@ def one_thread():
 
 @one_thread()
 def train(config, envs=None):
-    """Trains an agent. Returns it and its history: (env_step, score) of each episode learned from.
+    """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
     envs may be vector environments of your own (see prepare). Ctrl-C ends the training early.
     Raises SettingError for a setting that cannot work, and FloatingPointError for a number that is
     not finite.
     """
+    # What is called here and not defined above stands further down.
     check(config)
     torch.manual_seed(config.seed)  # for the weights
     if envs is None:
@@ -172,26 +173,26 @@ def train(config, envs=None):
     env_step = 0
     history = []
 
-    # Actions and environments have random numbers of their own. The environments are seeded only
+    # Actions and environments have another seed than the weights. The environments are seeded only
     # once: later resets draw new starts.
     seed = derive_seed(config.seed)
     torch.manual_seed(seed)  # for the actions
-    envs.reset(seed=seed)
+    envs.reset(seed=seed)  # only seeds them: each update resets them again
     next_report = 0
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
-            # Collect: play one episode in each environment with the current policy. Where it ends
-            # early, the environment plays on until the first episodes of all have ended. What it
-            # plays then is not learned from, and valid is False there.
+            # Collect: play one episode in each environment with the current policy. All N are
+            # stepped together until no episode is left. What an environment plays after its own
+            # episode is not learned from: there, valid is False.
             obs, _ = envs.reset()
             obs_rows, action_rows, reward_rows, valid_rows = [], [], [], []
-            playing = np.ones(N, bool)
-            while playing.any() and len(obs_rows) < 10_000:  # some episodes never end
+            playing = np.ones(N, bool)  # False once the episode has ended
+            while playing.any() and len(obs_rows) < 10_000:  # an endless episode is cut off
                 action = agent.act(obs)
-                obs_rows.append(obs.copy())  # some environments reuse their array
+                obs_rows.append(obs.copy())  # some environments reuse their arrays
                 action_rows.append(action)
                 valid_rows.append(playing.copy())
                 obs, reward, terminated, truncated, info = envs.step(action)
@@ -231,8 +232,8 @@ def train(config, envs=None):
             optimizer.step()
             agent.scale.update(valid_obs)  # only now: π above used the old scale
 
-            # Report: at most twenty times a run, and at its end.
-            if env_step >= min(next_report, config.total_steps):
+            # Report: at most twenty times a run, and at its end. All of metrics can be logged.
+            if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 last_scores = [score for _, score in history[-20:]]
                 metrics = {

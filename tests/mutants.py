@@ -169,8 +169,8 @@ replace(D, "update", "minibatches of that size instead of that number", SPLIT, "
 replace(D, "update", "fewer minibatches than asked for", SPLIT, ".chunk(config.num_minibatches)")
 replace(D, "update", "minibatches not shuffled", ORDER, "torch.arange(len(b_obs))")
 replace(D, "update", "minibatches drawn with repetitions", ORDER, "torch.randint(len(b_obs), (len(b_obs),))")
-mutant(D, "each epoch in the same order", "update", (EPOCHS, f"            order = {ORDER}\n{EPOCHS}"),
-       (f"in {ORDER}{SPLIT}", f"in order{SPLIT}"))
+replace(D, "update", "each epoch in the same order", f"{EPOCHS}                order = {ORDER}\n",
+        f"            order = {ORDER}\n{EPOCHS}")
 REMAINING = "remaining = 1 - env_step / config.total_steps"
 each([D, R, A], "update", "learning rate rises", REMAINING, "remaining = env_step / config.total_steps")
 replace(D, "update", "learning rate stays", '= rate * remaining', '= rate')
@@ -203,7 +203,7 @@ replace(D, "update", "another entropy printed", "{metrics['entropy']:.2g}", "{me
 each([D, R], "update", "steps of one environment printed", 'f"step {env_step:,}  episode',
         'f"step {env_step // N:,}  episode')
 each([D, R], "update", "ten reports a run", "config.total_steps / 20", "config.total_steps / 10")
-replace(D, "training", "no report of the end", "min(next_report, config.total_steps)", "next_report")
+replace(D, "training", "no report of the end", "env_step >= next_report or env_step >= config.total_steps", "env_step >= next_report")
 replace(D, "training", "steps of another run in the speed", "(env_step - first_step)", "env_step")
 COUNT = "env_step += N * PROCESSES"
 replace(D, "update", "steps of one environment counted", COUNT, "env_step += PROCESSES")
@@ -253,7 +253,7 @@ each([D, R, A], "interface", "rewards that are not finite go through", 'check_fi
 # ---- ppo_discrete.py: several processes and threads ----
 AVERAGE = "average(*[p.grad for p in params if p.grad is not None])"
 replace(D, "training", "each process follows its own gradient", AVERAGE, "pass")
-mutant(D, "gradients averaged after the clip", "training", (f"                    {AVERAGE}\n", ""),
+mutant(D, "gradients averaged after the clip", "training", (AVERAGE, "pass"),
        (CLIP, f"{CLIP}\n                    {AVERAGE}"))
 replace(D, "training", "each process has its own scale", "average(self.count, self.sum, self.sum_of_squares)", "pass")
 replace(D, "training", "each process has its own β", "average(kl)", "pass")
@@ -431,10 +431,9 @@ replace(C, "training", "actions lose their shape", "action = action.reshape(len(
 replace(C, "interface", "a range without bounds goes through", " and space.is_bounded()", "")
 replace(C, "update", "σ not learned", "self.log_std = nn.Parameter(", "self.log_std = nn.Buffer(")
 replace(C, "update", "σ² for σ", "self.log_std.exp()", "(2 * self.log_std).exp()")
-replace(C, "training", "--init-log-std ignored", "torch.ones(action_dim) * config.init_log_std", "torch.zeros(action_dim)")
+replace(C, "training", "--init-log-std ignored", "(action_dim,), config.init_log_std)", "(action_dim,), 0.0)")
 replace(C, "update", "noise of another width", "else pi.sample()", "else pi.mean + 2 * (pi.sample() - pi.mean)")
 replace(C, "update", "noise of one number", "else pi.sample()", "else pi.mean + self.log_std.exp() * torch.randn(1)")
-replace(C, "training", "greedy and sampled swapped", "mean if greedy else", "mean if not greedy else")
 replace(C, "training", "acts on raw observations", "pi = self.pi(obs)\n", "pi = Normal(self.policy(obs), self.log_std.exp())\n")
 
 # ---- reinforce.py ----
@@ -462,7 +461,7 @@ replace(R, "update", "second episodes in the scores", FINISHED, "finished = term
 replace(R, "update", "truncated episodes do not end", FINISHED, "finished = playing & terminated")
 replace(R, "update", "the same episodes in each update", "obs, _ = envs.reset()", "obs, _ = envs.reset(seed=seed)")
 ROW = "obs_rows.append(obs.copy())"
-mutant(R, "observations a row late", "update", (f"                {ROW}  # some environments reuse their array\n", ""),
+mutant(R, "observations a row late", "update", (f"                {ROW}  # some environments reuse their arrays\n", ""),
        ('check_finite("reward", reward)', f'check_finite("reward", reward)\n                {ROW}'))
 each([R, A], "training", "rows of observations not copied", ROW, "obs_rows.append(obs)")
 replace(R, "update", "bad actions made likelier", "-(log_prob * weight).mean()", "(log_prob * weight).mean()")
@@ -483,7 +482,7 @@ each([R, A], "update", "steps of one environment counted", "env_step += N", "env
 each([R, A], "training", "every run plays the same episodes", "seed = derive_seed(config.seed)",
         "seed = derive_seed(0)")
 each([R, A], "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
-each([D, R, A], "training", "greedy and sampled swapped", "pi.mode if greedy else", "pi.mode if not greedy else")
+each(SCRIPTS, "training", "greedy and sampled swapped", "pi.mode if greedy else", "pi.mode if not greedy else")
 each([R, A], "training", "evaluation counts second episodes", "scores[playing] += reward[playing]", "scores += reward")
 
 # ---- actor_critic.py ----
@@ -491,10 +490,10 @@ replace(A, "estimates", "the target follows the critic", "target.detach() - valu
 replace(A, "estimates", "bootstrap behind a terminal state", "next_value * ~terminated", "next_value")
 mutant(A, "the gradient flows through ψ", "update",
        ("b_psi = psi[valid].detach()", "b_psi = psi[valid]"))
-LAST_ACTION = "last_action = pi.sample()[-1:]"
-replace(A, "update", "Q of the last action played again", LAST_ACTION, "last_action = actions[-1:]")
-replace(A, "update", "Q of an action drawn elsewhere", LAST_ACTION, "last_action = pi.sample()[:1]")
-replace(A, "update", "Q of the likeliest last action", LAST_ACTION, "last_action = pi.mode[-1:]")
+LAST_ACTION = "sampled[-1:]"
+replace(A, "update", "Q of the last action played again", LAST_ACTION, "actions[-1:]")
+replace(A, "update", "Q of an action drawn elsewhere", LAST_ACTION, "sampled[:1]")
+replace(A, "update", "Q of the likeliest last action", LAST_ACTION, "pi.mode[-1:]")
 replace(A, "update", "Q of the best action", "q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)",
         "q_of_all_actions.amax(-1)")
 replace(A, "update", "Q bootstraps from the same state", "td_error(rewards, q[:-1], q[1:],",

@@ -596,6 +596,13 @@ def test_harder_tasks_run_by_their_name_alone(env_id, monkeypatch, capsys):
         assert status is None and re.search(r"^step [\d,]+ ", out, re.M) and out.startswith(f"{env_id} with ")
 
 
+def test_the_readme_counts_the_lines_to_read():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in SCRIPTS:
+        (count,) = re.findall(rf"^\| `{name}\.py` \|[^|]+\|[^|]+\| (\d+) \| 20/20 ", text, re.M)
+        assert int(count) == source(name).split(TAIL)[0].count("\n"), name
+
+
 def test_the_tutorials_lines_are_those_of_the_scripts():
     texts = [source(name) for name in SCRIPTS]
     snippets = readme_blocks("python")

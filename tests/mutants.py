@@ -298,7 +298,7 @@ replace(D, "training", "names of the evaluations swapped", "'greedy' if greedy e
 each([D, R], "training", "episodes of evaluation not as asked", "config.env_id, config.eval_episodes,",
         "config.env_id, 100,")
 replace(D, "training", "no evaluation cannot be asked for", "if config.eval_episodes > 0:", "if True:")
-replace(D, "training", "evaluations of every run are the same", "greedy, config.seed)", "greedy)")
+replace(D, "interface", "evaluations of every run are the same", "greedy, config.seed)", "greedy)")
 replace(D, "training", "the median printed for the mean", "{scores.mean():.2f}", "{np.median(scores):.2f}")
 replace(D, "training", "evaluation plays the episodes of the training", "seed, 2**32 - 1)", "seed, 0, 0)")
 each([R, A], "training", "evaluation plays the episodes of the training", "seed, 2**32 - 1)", "seed)")

@@ -321,7 +321,8 @@ def check(config):
     """Raises SettingError for a setting that cannot work. Turns numpy's numbers into Python's."""
     # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
     limits = {
-        "num_envs": (1, np.inf), "num_steps": (2, np.inf), "hidden_size": (1, 10_000),
+        "num_envs": (1, 10_000), "num_steps": (2, 1_000_000), "hidden_layers": (0, 100),
+        "hidden_size": (1, 10_000), "eval_episodes": (0, 10_000),
         "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf), "gamma": (0, 1),
         "entropy_coef": (0, 1000), "reward_scale": (1e-6, 1e6), "seed": (0, 2**64 - 1),
     }
@@ -444,8 +445,10 @@ def main():
             handlers[number] = signal.signal(number, stop)
     try:
         config = Config(**given)
-        if config.render:  # opened now, as a mistake should not cost the training
+        if config.render:  # a trial: a missing screen should not cost the training
             window = make_envs(config.env_id, 1, "human")
+            window.reset()
+            window.close()
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
@@ -455,7 +458,7 @@ def main():
                 print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
                       f"{config.eval_episodes} episodes", flush=True)
         if config.render:
-            evaluate(agent, config.env_id, episodes=1, envs=window)
+            evaluate(agent, config.env_id, envs=make_envs(config.env_id, 1, "human"))
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -41,6 +41,7 @@ import os
 import signal
 import sys
 import time
+import zipfile
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -470,8 +471,9 @@ def check(config):
     """Raises SettingError for a setting that cannot work. Turns numpy's numbers into Python's."""
     # The lowest and the highest value. Numbers not listed here may be from 0 to infinity.
     limits = {
-        "num_envs": (1, np.inf), "num_steps": (2, np.inf), "epochs": (1, np.inf),
-        "hidden_size": (1, 10_000), "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
+        "num_envs": (1, 10_000), "num_steps": (2, 1_000_000), "epochs": (1, 1_000_000),
+        "hidden_layers": (0, 100), "hidden_size": (1, 10_000), "eval_episodes": (0, 10_000),
+        "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf),
         "gamma": (0, 1), "gae_lambda": (0, 1), "target_kl": (0, 1000), "entropy_coef": (0, 1000),
         "obs_std": (0.01, 10), "reward_scale": (1e-6, 1e6), "seed": (0, 2**64 - 1),
     }
@@ -586,7 +588,7 @@ def average(*tensors):
 
 def unfinished(path):
     """Where a checkpoint is written, before it is renamed."""
-    return f"{path}.{os.getpid()}.unfinished"
+    return f"{os.path.realpath(path)}.{os.getpid()}.unfinished"
 
 
 def kept(settings):
@@ -612,7 +614,7 @@ def save(config, agent, optimizer, envs, beta, env_step, history):
     path = unfinished(config.save)
     try:
         torch.save(checkpoint, path)
-        os.replace(path, config.save)
+        os.replace(path, os.path.realpath(config.save))  # where config.save may be a link to
     except (OSError, RuntimeError) as error:  # no reason to lose the run
         print(f"--save {config.save}: step {env_step:,} not saved: {error}", file=sys.stderr)
     finally:
@@ -625,6 +627,8 @@ def read_checkpoint(path):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         assert isinstance(checkpoint["config"], dict)
+        with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums it writes
+            assert archive.testzip() is None
         return checkpoint
     except Exception as error:  # a foreign file can fail in any way
         reason = getattr(error, "strerror", None) or "not a checkpoint of this script"
@@ -724,8 +728,10 @@ def main():
             config = Config(**given)
         else:
             config = Config(**ELSEWHERE | given)
-        if config.render and RANK == 0:  # opened now, as a mistake should not cost the training
+        if config.render and RANK == 0:  # a trial: a missing screen should not cost the training
             window = make_envs(config.env_id, 1, "human")
+            window.reset()
+            window.close()
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
@@ -735,7 +741,7 @@ def main():
                 print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
                       f"{config.eval_episodes} episodes", flush=True)
         if config.render and RANK == 0:
-            evaluate(agent, config.env_id, episodes=1, envs=window)
+            evaluate(agent, config.env_id, envs=make_envs(config.env_id, 1, "human"))
         if config.save and RANK == 0:  # was the last checkpoint written? stderr says why not
             exists = os.path.exists(config.save)
             if not exists or read_checkpoint(config.save)["env_step"] < config.total_steps:

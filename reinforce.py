@@ -259,8 +259,8 @@ class SettingError(ValueError):
 def check(config):
     """Raises SettingError for a setting that cannot work. Turns numpy's numbers into Python's."""
     # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
-    limits = {"num_envs": (1, np.inf), "hidden_size": (1, 10_000), "learning_rate": (0, 1),
-              "gamma": (0, 1), "seed": (0, 2**64 - 1)}
+    limits = {"num_envs": (1, 10_000), "hidden_size": (1, 10_000), "learning_rate": (0, 1),
+              "gamma": (0, 1), "eval_episodes": (0, 10_000), "seed": (0, 2**64 - 1)}
     for spec in fields(config):
         name, value = spec.name, getattr(config, spec.name)
         low, high = limits.get(name, (0, np.inf))
@@ -376,8 +376,10 @@ def main():
             handlers[number] = signal.signal(number, stop)
     try:
         config = Config(**given)
-        if config.render:  # opened now, as a mistake should not cost the training
+        if config.render:  # a trial: a missing screen should not cost the training
             window = make_envs(config.env_id, 1, "human")
+            window.reset()
+            window.close()
         agent, _ = train(config)
         if received:  # stopped while training: no evaluation
             raise KeyboardInterrupt
@@ -387,7 +389,7 @@ def main():
                 print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
                       f"{config.eval_episodes} episodes", flush=True)
         if config.render:
-            evaluate(agent, config.env_id, episodes=1, envs=window)
+            evaluate(agent, config.env_id, envs=make_envs(config.env_id, 1, "human"))
     except (SettingError, FloatingPointError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:

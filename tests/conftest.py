@@ -128,6 +128,7 @@ register("Endless-v0", DISCRETE, limit=None, endless=True)
 register("EndlessBox-v0", BOX, limit=None, endless=True)
 register("Start5-v0", gym.spaces.Discrete(3, start=5))
 register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
+register("WholeBox-v0", gym.spaces.Box(0, 10, (2,), np.int64))
 register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
 
 

@@ -327,9 +327,14 @@ replace(D, "checkpoints", "tensors of another kind are loaded", "loaded[name].dt
 replace(D, "checkpoints", "a β out of range is loaded", "assert 1 <= beta <= 1e4 and ", "assert ")
 replace(D, "checkpoints", "a negative count of steps is loaded", " and env_step >= 0", "")
 mutant(D, "checkpoint written in place", "checkpoints",
-       ("torch.save(checkpoint, path)", "torch.save(checkpoint, config.save)"), ("os.replace(path, config.save)", "pass"))
+       ("torch.save(checkpoint, path)", "torch.save(checkpoint, config.save)"), ("os.replace(path, os.path.realpath(config.save))", "pass"))
 replace(D, "checkpoints", "unfinished file left behind", "if os.path.exists(path):", "if False:")
-replace(D, "checkpoints", "unfinished files share one name", "{path}.{os.getpid()}.unfinished", "{path}.unfinished")
+replace(D, "checkpoints", "unfinished files share one name", "{os.path.realpath(path)}.{os.getpid()}.unfinished",
+        "{os.path.realpath(path)}.unfinished")
+replace(D, "checkpoints", "a link is replaced by a file", "os.replace(path, os.path.realpath(config.save))", "os.replace(path, config.save)")
+replace(D, "checkpoints", "changed bits are not noticed", "assert archive.testzip() is None", "pass")
+each([D, R], "checkpoints", "a missing screen costs the training", "            window.reset()\n", "")
+each([D, R], "checkpoints", "the trial's window stays open", "            window.close()\n", "")
 SAVE = "save(config, agent, optimizer, envs, beta, env_step, history)\n"
 REPORT = "                " + SAVE
 LAST = "f\"entropy {metrics['entropy']:.2g}\", flush=True)"
@@ -384,7 +389,7 @@ replace(D, "interface", "a wrong name costs a traceback",
         "except (gym.error.Error, ModuleNotFoundError) as error:", "except KeyError as error:")
 each([D, R, A], "interface", "a broken pipe costs a traceback", "except BrokenPipeError:", "except KeyError:")
 each([D, R], "interface", "settings not checked", "    check(config)\n", "")
-for name, limits in {"num_steps": "(2, np.inf)", "epochs": "(1, np.inf)", "learning_rate": "(0, 1)", "gamma": "(0, 1)",
+for name, limits in {"num_steps": "(2, 1_000_000)", "epochs": "(1, 1_000_000)", "learning_rate": "(0, 1)", "gamma": "(0, 1)",
                      "gae_lambda": "(0, 1)", "max_grad_norm": "(1e-6, np.inf)", "obs_std": "(0.01, 10)",
                      "reward_scale": "(1e-6, 1e6)", "seed": "(0, 2**64 - 1)"}.items():
     replace(D, "interface", f"limits of {name} not checked", f'"{name}": {limits}', f'"{name}": (-np.inf, np.inf)')

@@ -967,6 +967,52 @@ def test_what_cannot_be_shown_is_known_before_training(name, monkeypatch, capsys
     assert status == 2 and out == "" and err.count("\n") == 1 and marked(name) in err
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_missing_screen_is_known_before_training(name, monkeypatch, capsys):
+    module, closed = load(name), []
+    kind = {"CartPole-v1": CartPoleEnv, "Pendulum-v1": PendulumEnv}[module.Config.env_id]
+
+    def no_screen(self):
+        raise RuntimeError("no screen")
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    close = kind.close
+    monkeypatch.setattr(kind, "close", lambda self: closed.append(self.render_mode) or close(self))
+    status, out, err = run_main(module, monkeypatch, capsys, *flags(total_steps=0, eval_episodes=0), "--render")
+    assert status is None and closed.count("human") >= 2  # the trial's window, and the one that was played in
+    monkeypatch.setattr(kind, "render", no_screen)
+    with pytest.raises(RuntimeError, match="no screen"):
+        run_main(module, monkeypatch, capsys, *flags(total_steps=100, eval_episodes=0), "--render")
+    assert "step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_a_bit_that_changed_on_the_disk_is_noticed(name, checkpoints, tmp_path, monkeypatch, capsys):
+    """In the weights, where no value looks wrong."""
+    path, whole = tmp_path / "flipped.pt", checkpoints[name].read_bytes()
+    weights = read(checkpoints[name])["agent"]["policy.0.weight"].numpy().tobytes()
+    start, draw = whole.index(weights), random.Random(name)
+    for _ in range(10):
+        place = start + draw.randrange(len(weights))
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :])
+        arguments = flags(load=path, total_steps=0, eval_episodes=0)
+        status, out, err = run_main(load(name), monkeypatch, capsys, *arguments)
+        assert status == 2 and out == "" and err.count("\n") == 1 and "not a checkpoint" in err
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_a_link_stays_and_its_target_is_replaced(name, tmp_path, quiet):
+    (tmp_path / "large disk").mkdir()
+    link, target = tmp_path / "kept.pt", tmp_path / "large disk" / "kept.pt"
+    link.symlink_to(target)
+    module = load(name)
+    module.train(small(name, link, total_steps=40))
+    assert link.is_symlink() and not target.is_symlink() and read(target)["env_step"] == 40
+    assert os.listdir(tmp_path / "large disk") == ["kept.pt"]
+    module.train(module.resume(str(target), save=str(link), total_steps=80))
+    assert link.is_symlink() and read(target)["env_step"] == 80
+
+
 @pytest.mark.parametrize("name", PPO)
 def test_a_checkpoint_cannot_say_where_to_save(name, checkpoints, tmp_path, monkeypatch, capsys):
     good = read(checkpoints[name])

@@ -208,7 +208,8 @@ def config_of_main(module, monkeypatch, capsys, *arguments):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_flags_set_the_config(name, monkeypatch, capsys):
     module, shown = load(name), []
-    monkeypatch.setattr(module, "make_envs", lambda *args: shown.append(args))
+    make_envs = module.make_envs
+    monkeypatch.setattr(module, "make_envs", lambda *args: shown.append(args) or make_envs(*args))
     for arguments, expected in [
         ([], module.Config()),
         (["--gamma", "0.5", "--no-render"], module.Config(gamma=0.5, render=False)),
@@ -367,6 +368,9 @@ COMMON = [
     ("--seed", "-1", "a whole number from 0 to"),
     ("--seed", "18446744073709551616", "a whole number"),
     ("--eval-episodes", "-1", "a whole number from 0 to"),
+    ("--eval-episodes", "1000000000000", "a whole number from 0 to 10000"),
+    ("--num-envs", "99999999999999999999", "a whole number from 1 to 10000"),
+    ("--hidden-size", "1000000", "a whole number from 1 to 10000"),
     ("--gama", "0.9", "--gama"),
     ("--gam", "0.9", "--gam"),
     ("stray", "argument", "stray argument"),
@@ -375,6 +379,8 @@ ROLLOUT = [
     ("--hidden-layers", "-1", "a whole number from 0 to"),
     ("--activation", "gelu", "tanh or relu"),
     ("--num-steps", "1", "a whole number from 2 to"),
+    ("--num-steps", "99999999999999", "a whole number from 2 to 1000000"),
+    ("--hidden-layers", "1000000", "a whole number from 0 to 100"),
     ("--entropy-coef", "nan", "a number from 0 to"),
     ("--max-grad-norm", "-1", "a number from"),
     ("--max-grad-norm", "0", "a number from"),
@@ -407,6 +413,7 @@ OF = {
     "ppo_discrete": ROLLOUT + ONLY_PPO + WRONG_ACTIONS,
     "ppo_continuous": ROLLOUT + ONLY_PPO + [
         ("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--env-id", "Unbounded-v0", "bounds"),
+        ("--env-id", "WholeBox-v0", "a Box of floats"),
         ("--init-log-std", "nan", "a number from"), ("--init-log-std", "1e9", "a number from"),
     ],
     "actor_critic": ROLLOUT + LOST + [("--critic", "v", "td or q or advantage")] + WRONG_ACTIONS,

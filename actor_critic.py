@@ -31,9 +31,9 @@ that of SARSA ([1] Eq. 6.7).
 
 `python actor_critic.py` solves CartPole after about 18,500 of 100,000 steps. The score of an
 episode is the sum of its rewards, and CartPole is solved when the last 20 episodes average 475.
-`python actor_critic.py --critic q --gamma 0.99 --max-grad-norm 0.2` is the best of `--critic q`.
+With Q alone, --critic q --gamma 0.99 --max-grad-norm 0.2 is the most reliable choice.
 
-[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition (R_{t+1} for r_t)
+[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 """
 
 import os
@@ -184,7 +184,7 @@ def td_error(reward, value, next_value, terminated, gamma):
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: with networks this small, more wait for each other."""
+    """Lets torch use one thread: with networks this small, several only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -291,7 +291,7 @@ def train(config, envs=None):
             optimizer.step()
             agent.scale.update(all_obs[:-1][valid])  # only now: π above used the old scale
 
-            # Report: about twenty times a run, and at its end. All of metrics can be logged.
+            # Report about twenty times a run, and at its end. (metrics may be logged as well.)
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 scores = [score for _, score in history[-20:]]

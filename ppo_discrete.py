@@ -303,7 +303,7 @@ class Adam:
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: with networks this small, more wait for each other."""
+    """Lets torch use one thread: with networks this small, several only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -20,7 +20,7 @@ multiplied by γ^t. Nearly everyone leaves that out, as it works better without.
 `python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. The score of an episode is
 the sum of its rewards, and CartPole is solved when the last 20 episodes average 475.
 
-[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd edition (R_{t+1} for r_t)
+[1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
 """
 
@@ -144,7 +144,7 @@ def compute_returns(reward, gamma):
 
 @contextmanager
 def one_thread():
-    """Lets torch compute in one thread: with networks this small, more wait for each other."""
+    """Lets torch use one thread: with networks this small, several only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -232,7 +232,7 @@ def train(config, envs=None):
             optimizer.step()
             agent.scale.update(valid_obs)  # only now: π above used the old scale
 
-            # Report: at most twenty times a run, and at its end. All of metrics can be logged.
+            # Report at most twenty times a run, and at its end. (metrics may be logged as well.)
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 last_scores = [score for _, score in history[-20:]]

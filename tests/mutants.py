@@ -202,7 +202,7 @@ replace(D, "update", "never more than 20 episodes", '"episode": len(history)', '
 replace(D, "update", "another entropy printed", "{metrics['entropy']:.2g}", "{metrics['value_loss']:.2g}")
 each([D, R], "update", "steps of one environment printed", 'f"step {env_step:,}  episode',
         'f"step {env_step // N:,}  episode')
-each([D, R], "update", "ten reports a run", "config.total_steps / 20", "config.total_steps / 10")
+each([D, R], "training", "ten reports a run", "config.total_steps / 20", "config.total_steps / 10")
 replace(D, "training", "no report of the end", "env_step >= next_report or env_step >= config.total_steps", "env_step >= next_report")
 replace(D, "training", "steps of another run in the speed", "(env_step - first_step)", "env_step")
 COUNT = "env_step += N * PROCESSES"

@@ -176,7 +176,7 @@ each([D, R, A], "update", "learning rate rises", REMAINING, "remaining = env_ste
 replace(D, "update", "learning rate stays", '= rate * remaining', '= rate')
 replace(D, "update", "learning rate falls faster and faster", "= rate * remaining", '= group["lr"] * remaining')
 replace(D, "update", "target KL stays above", "kl > 1.5 * target_kl:", "kl > 1.5 * config.target_kl:")
-replace(D, "update", "target KL stays below", "kl < target_kl / 1.5:", "kl < config.target_kl / 1.5:")
+replace(D, "training", "target KL stays below", "kl < target_kl / 1.5:", "kl < config.target_kl / 1.5:")
 DOUBLE, HALVE = "beta = min(2 * beta, 1e4)", "beta = max(beta / 2, 1.0)"
 each(PPO, "update", "β never rises", DOUBLE, "pass")
 replace(D, "update", "β never falls", HALVE, "pass")
@@ -204,7 +204,7 @@ each([D, R], "update", "steps of one environment printed", 'f"step {env_step:,} 
         'f"step {env_step // N:,}  episode')
 each([D, R], "training", "ten reports a run", "config.total_steps / 20", "config.total_steps / 10")
 replace(D, "training", "no report of the end", "env_step >= next_report or env_step >= config.total_steps", "env_step >= next_report")
-replace(D, "training", "steps of another run in the speed", "(env_step - first_step)", "env_step")
+replace(D, "checkpoints", "steps of another run in the speed", "(env_step - first_step)", "env_step")
 COUNT = "env_step += N * PROCESSES"
 replace(D, "update", "steps of one environment counted", COUNT, "env_step += PROCESSES")
 replace(D, "checkpoints", "steps of one process counted", COUNT, "env_step += N")
@@ -271,17 +271,17 @@ replace(D, "training", "layers without the gain √2", "gain=2**0.5", "gain=1.0"
 replace(D, "training", "layers not orthogonal", "nn.init.orthogonal_(layer.weight, gain)", "pass")
 replace(D, "training", "biases not 0", "nn.init.zeros_(layer.bias)", "pass")
 replace(D, "update", "activation ignored", '{"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]', "nn.Tanh")
-replace(D, "update", "always one hidden layer", "range(config.hidden_layers)", "range(1)")
+replace(D, "training", "always one hidden layer", "range(config.hidden_layers)", "range(1)")
 SEEDS = "derive_seed(config.seed, RANK, env_step)"
 replace(D, "training", "every run plays the same episodes", "= envs.reset(seed=seed)", "= envs.reset(seed=0)")
 replace(D, "training", "the seed sets the weights only", SEEDS, "derive_seed(0, RANK, env_step)")
 replace(D, "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
 replace(D, "checkpoints", "every process plays the same episodes", SEEDS, "derive_seed(config.seed, 0, env_step)")
 each(PPO, "checkpoints", "a resumed run plays the same episodes", SEEDS, "derive_seed(config.seed, RANK, 0)")
-replace(D, "training", "every process draws the same actions", "torch.manual_seed(seed)", "pass")
+replace(D, "checkpoints", "every process draws the same actions", "torch.manual_seed(seed)", "pass")
 replace(D, "training", "neighbouring seeds share episodes", "SeedSequence(numbers)", "SeedSequence(sum(numbers))")
 replace(D, "training", "num_envs not taken from environments of one's own", ", num_envs=envs.num_envs)", ")")
-replace(D, "training", "env_id not taken from environments of one's own", "config, env_id=env_id, num", "config, num")
+replace(D, "interface", "env_id not taken from environments of one's own", "config, env_id=env_id, num", "config, num")
 replace(D, "training", "another autoreset mode goes through", 'if envs.metadata.get("autoreset_mode") !=',
         "if False and None !=")
 replace(D, "interface", "other actions go through", "if not isinstance(space, gym.spaces.Discrete) or", "if")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+import types
 
 import gymnasium as gym
 import numpy as np
@@ -183,6 +184,17 @@ def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoint
     module.train(module.resume(str(path), total_steps=800))
     first, second = made
     assert first.starts and second.starts and not set(first.starts) & set(second.starts)
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_the_speed_of_a_resumed_run_is_that_of_its_own_steps(name, checkpoints, quiet):
+    """A second passes with each look at the clock, which is one for each rollout of ten steps."""
+    report = "            if env_step >= next_report or env_step >= config.total_steps:\n"
+    module = edited(name, (report, f"            logged.append(metrics)\n{report}"))
+    module.logged, seconds = [], itertools.count()
+    module.time = types.SimpleNamespace(time=lambda: float(next(seconds)))
+    module.train(module.resume(str(checkpoints[name]), total_steps=450))
+    assert [metrics["steps_per_second"] for metrics in module.logged] == [10.0] * 5
 
 
 def greedy_scores(state, task, episodes, seed):

@@ -278,7 +278,7 @@ replace(D, "training", "the seed sets the weights only", SEEDS, "derive_seed(0, 
 replace(D, "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
 replace(D, "checkpoints", "every process plays the same episodes", SEEDS, "derive_seed(config.seed, 0, env_step)")
 each(PPO, "checkpoints", "a resumed run plays the same episodes", SEEDS, "derive_seed(config.seed, RANK, 0)")
-replace(D, "checkpoints", "every process draws the same actions", "torch.manual_seed(seed)", "pass")
+replace(D, "training", "every process draws the same actions", "torch.manual_seed(seed)", "pass")
 replace(D, "training", "neighbouring seeds share episodes", "SeedSequence(numbers)", "SeedSequence(sum(numbers))")
 replace(D, "training", "num_envs not taken from environments of one's own", ", num_envs=envs.num_envs)", ")")
 replace(D, "interface", "env_id not taken from environments of one's own", "config, env_id=env_id, num", "config, num")

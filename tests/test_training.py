@@ -801,6 +801,17 @@ def test_with_torchs_adam_a_checkpoint_can_be_resumed(name, tmp_path, quiet):
 # ---- Seeds ----
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", PPO)
+def test_each_process_draws_actions_of_its_own(name, rank, monkeypatch, quiet):
+    module, seeds = load(name), []
+    monkeypatch.setattr(module, "RANK", rank)
+    act = module.ActorCritic.act
+    monkeypatch.setattr(module.ActorCritic, "act", lambda *given: seeds.append(torch.initial_seed()) or act(*given))
+    module.train(small(name, seed=7))
+    assert set(seeds) == {int(np.random.SeedSequence((7, rank, 0)).generate_state(1)[0])}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_seeds_differ_for_each_run_process_and_resumed_step(name):
     seeds = [load(name).derive_seed(*numbers) for numbers in itertools.product(range(4), range(4), (0, 1, 2, 125))]

@@ -148,7 +148,7 @@ class ActorCritic(nn.Module):
         # Outputs near 0 make all actions about equally likely at first.
         self.policy = mlp(obs_dim, n_actions, config, output_gain=0.01)
         self.v_critic = mlp(obs_dim, 1, config, output_gain=1.0)
-        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)  # --critic td lets it be
+        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)  # --critic td ignores it
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> π(·|s), the distribution over the actions."""

@@ -435,7 +435,7 @@ def train(config, envs=None):
             # Report: metrics of each update, ready for wandb.log(metrics, env_step). About twenty
             # times a run, and at its end, some of them are printed.
             scores = [score for _, score in history[-20:]]
-            clipped = (ratio - 1).abs() > config.clip_eps  # whether or not it had a gradient
+            clipped = (ratio - 1).abs() > config.clip_eps  # with a gradient or without
             error_var = b_advantage.var(correction=0)  # as the advantage is R_t - V(s_t)
             return_var = b_return.var(correction=0)
             metrics = {
@@ -518,7 +518,7 @@ def check(config):
 
 
 def describe(config):
-    """Which settings a run has, in words, and where it departs from them."""
+    """A run's settings in words: its changes to whichever of two sets gives the shorter text."""
     descriptions = []
     for words, base in [("the default settings", Config()),
                         ("the settings for other tasks (ELSEWHERE)", Config(**ELSEWHERE))]:

@@ -513,13 +513,14 @@ def test_wrong_settings_in_python_name_the_setting_the_value_and_what_is_right(n
     module, right = load(name), {int: "a whole number", float: "a number from", bool: "a bool", str: "a str"}
     choices = {"objective": "clip or penalty", "activation": "tanh or relu", "critic": "td or q or advantage"}
     for spec in fields(module.Config):
+        remedy = choices.get(spec.name, right[spec.type])
         for value in values_that_cannot_work(spec.type, spec.name):
             config = module.Config(**{spec.name: value})  # the constructor checks nothing
             for call in (module.check, module.train):
                 with pytest.raises(module.SettingError) as caught:
                     call(config)
                 message = str(caught.value)
-                assert message.startswith(f"{flag(spec.name)} {value!r}: must be {choices.get(spec.name, right[spec.type])}"), message
+                assert message.startswith(f"{flag(spec.name)} {value!r}: must be {remedy}"), message
     assert issubclass(module.SettingError, ValueError)
     with pytest.raises(TypeError, match="gama"):
         module.Config(gama=0.9)
@@ -644,9 +645,8 @@ def apply_diff(text, diff):
     """The text with a diff of README in it. Each hunk's old lines have to be there exactly once."""
     for hunk in diff.split("@@\n"):
         lines = hunk.splitlines(keepends=True)
-        old, new = ("".join(line[1:] or "\n" for line in lines if line[0] in kinds) for kinds in (" -", " +"))
-        if not old:  # only new lines: they stand before what follows in the next hunk
-            raise ValueError(f"nothing says where this belongs:\n{hunk}")
+        old, new = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +"))
+        assert old, f"nothing says where this belongs:\n{hunk}"
         assert text.count(old) == 1, (text.count(old), old)
         text = text.replace(old, new)
     return text

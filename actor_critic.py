@@ -6,8 +6,7 @@
 The policy π(a|s), or actor, gives the probability of action a in state s. The return is the sum of
 the rewards r still to come, where a reward k steps later is multiplied by γ^k. The critic learns to
 predict it: V(s) is the expected return from state s, and Q(s, a) the same if the first action is a.
-Every few steps, actor and critic learn from one loss, in which each action has a weight ψ_t and the
-critic an error δ_t:
+Every few steps both learn from one loss, with a weight ψ_t for each action and an error δ_t:
 
     L = -E[ψ_t log π(a_t|s_t)] + ½ E[δ_t²] - c E[H(π(·|s_t))]
 
@@ -15,127 +14,82 @@ critic an error δ_t:
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
     --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  both δ_t above, their squares added
 
-E is the mean over the steps of an update. In each, ψ_t is first shifted and scaled to mean 0 and
-standard deviation 1, so that actions with a ψ_t above the mean become more likely, and the others
-less likely. H, the entropy of the distribution π(·|s), is large where the policy is undecided, and
-c is its weight. In a terminal state V and Q count as 0. No gradient flows through ψ_t, nor through
-the critics' targets r_t + γ V(s_{t+1}) and r_t + γ Q(s_{t+1}, a_{t+1}). In the latter, a_{t+1} is
-drawn from the policy in s_{t+1}.
+E is the mean over the steps of an update, in which ψ_t is first shifted and scaled to mean 0 and
+standard deviation 1. No gradient flows through ψ_t, nor through the critics' targets r_t + γ V and
+r_t + γ Q. In a terminal state V and Q count as 0. The entropy H is large where the policy is
+undecided, and c is its weight.
 
-With the true Q as ψ_t, minimising the first term follows the gradient of the expected return, but
-for its scale and a factor γ^t, which is left out here as in reinforce.py ([1] Sec. 13.2). V is the
-mean of Q over the policy's actions. As V does not depend on the action, subtracting it leaves the
-gradient unchanged on average and reduces the noise ([1] Sec. 13.4). Q - V is the advantage. The δ_t
-of V, the temporal difference (TD) error, estimates it without Q ([1] Sec. 13.5). The δ_t of Q is
-that of SARSA ([1] Eq. 6.7).
+V is the mean of Q over the policy's actions, and Q - V the advantage: as ψ_t it has less noise than
+Q, and on average the same gradient ([1] Sec. 13.4). The δ_t of V, the temporal difference (TD)
+error, estimates it without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7).
 
-`python actor_critic.py` solves CartPole after about 18,500 of 100,000 steps. The score of an
-episode is the sum of its rewards, and CartPole is solved when the last 20 episodes average 475.
-With Q alone, --critic q --gamma 0.99 --max-grad-norm 0.2 is the most reliable choice.
-
+`python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps: the last 20 episodes
+then average a score, the sum of the rewards, of 475. Q alone needs --gamma 0.99 --max-grad-norm 0.2
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 """
 
-import os
-import signal
-import sys
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+import inspect
+import re
+from argparse import SUPPRESS, ArgumentParser
+from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.wrappers.vector import FlattenObservation, RecordEpisodeStatistics
 from torch import nn
 from torch.distributions import Categorical
 
-
-def setting(default, help):
-    """A field of Config: its default, and what --help says about it."""
-    return field(default=default, metadata={"help": help})
+torch.set_num_threads(1)  # networks this small are computed faster in a single thread
 
 
 @dataclass
 class Config:
-    """Every setting of a run. Each is a flag of the command line: num_envs becomes --num-envs."""
-    env_id: str = setting("CartPole-v1", "gymnasium environment with Discrete actions")
-    total_steps: int = setting(100_000, "environment steps to train for")
-    num_envs: int = setting(4, "N, environments played side by side")
-    num_steps: int = setting(8, "T, steps of each environment per update")
-    learning_rate: float = setting(5e-3, "initial learning rate of Adam; it falls linearly to 0")
-    max_grad_norm: float = setting(1.0, "clip the gradient to this norm; inf: never")
-    gamma: float = setting(0.995, "discount of later rewards")
-    critic: str = setting("td", "td, q or advantage: what the weight ψ of an action is")
-    entropy_coef: float = setting(0.01, "c, the weight of the entropy bonus")
-    reward_scale: float = setting(0.05, "learn from the rewards times this number")
-    hidden_layers: int = setting(1, "hidden layers of each network")
-    hidden_size: int = setting(64, "units of each hidden layer")
-    activation: str = setting("tanh", "tanh or relu, after each hidden layer")
-    seed: int = setting(0, "the same seed, machine and versions give the same scores")
-    eval_episodes: int = setting(100, "episodes of each evaluation after training; 0: none")
-    render: bool = setting(False, "after training, play an episode in a window")
+    """The settings of a run. Each is a flag, explained by its comment: num_envs is --num-envs."""
+    env_id: str = "CartPole-v1"  # gymnasium environment with Discrete actions
+    total_steps: int = 100_000  # environment steps to train for
+    num_envs: int = 4  # N, environments played side by side
+    num_steps: int = 8  # T, steps of each environment per update
+    learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
+    max_grad_norm: float = 1.0  # clip the gradient to this norm
+    gamma: float = 0.995  # discount of later rewards
+    critic: str = "td"  # td, q or advantage: what the weight psi of an action is
+    entropy_coef: float = 0.01  # c, the weight of the entropy bonus
+    reward_scale: float = 0.05  # learn from the rewards times this number
+    hidden_size: int = 64  # units of each network's hidden layer
+    seed: int = 0  # the same seed, machine and versions give the same scores
+    eval_episodes: int = 100  # episodes of the evaluation after training; 0: none
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations to a standard deviation of target_std.
-
-    Networks learn best from numbers of the order of 1. This is all you need to know about this
-    class on a first reading.
-    """
-    def __init__(self, obs_dim, target_std):
+    """Divides each feature by its root mean square: networks learn best from numbers around 1."""
+    def __init__(self, obs_dim):
         super().__init__()
-        self.target_std = target_std
-        # Sums over all observations so far, in float64 for precision. Buffers are not learned, but
-        # belong to state_dict(), as the weights do.
-        self.count = nn.Buffer(torch.zeros(1, dtype=torch.float64))
-        self.sum = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        self.sum_of_squares = nn.Buffer(torch.zeros(obs_dim, dtype=torch.float64))
-        # What is subtracted from each feature, and what it is then divided by: at first 0 and 1.
-        self.shift = nn.Buffer(torch.zeros(obs_dim))
-        self.divisor = nn.Buffer(torch.ones(obs_dim))
+        # Buffers are not learned, but belong to state_dict(), as the weights do.
+        self.count = nn.Buffer(torch.zeros(1))
+        self.mean_square = nn.Buffer(torch.ones(obs_dim))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled ones, limited to the range from -10 to 10."""
-        return ((obs - self.shift) / self.divisor).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, limited to ±10."""
+        return (obs / (self.mean_square + 1e-8).sqrt()).clamp(-10, 10)
 
     def update(self, obs):
-        """Takes B more observations (B, obs_dim) into account."""
-        first = self.count == 0
-        obs = obs.double()
+        """Includes B more observations (B, obs_dim) in the mean."""
         self.count += len(obs)
-        self.sum += obs.sum(0)
-        self.sum_of_squares += obs.square().sum(0)
-        mean = self.sum / self.count
-        variance = self.sum_of_squares / self.count - mean**2
-        std = variance.clamp(min=1e-8).sqrt()  # rounding may leave a variance of 0 or less
-        self.divisor.copy_(std / self.target_std)
-        if first:
-            # tanh units saturate far from 0. So a mean more than 2 standard deviations from 0 is
-            # moved to ±2 of them, and one more than 10 away to 0. This is done only once, as a
-            # shift that keeps changing makes learning slower.
-            new_mean = mean.clamp(-2 * std, 2 * std)
-            new_mean[mean.abs() > 10 * std] = 0
-            self.shift.copy_(mean - new_mean)
+        self.mean_square += (obs.square().mean(0) - self.mean_square) * len(obs) / self.count
 
 
-def linear(size_in, size_out, gain):
-    """A linear layer with orthogonal weights, times gain, and biases of 0."""
-    layer = nn.Linear(size_in, size_out)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def mlp(size_in, size_out, config, output_gain):
-    """A network (..., size_in) -> (..., size_out) with the hidden layers that config asks for."""
-    activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[config.activation]
+def mlp(sizes, output_gain):
+    """A network (..., sizes[0]) -> (..., sizes[-1]): linear layers, with tanh in between."""
     layers = []
-    size = size_in
-    for _ in range(config.hidden_layers):
-        layers += [linear(size, config.hidden_size, gain=2**0.5), activation()]
-        size = config.hidden_size
-    return nn.Sequential(*layers, linear(size, size_out, output_gain))
+    for size_in, size_out in pairwise(sizes):
+        layer = nn.Linear(size_in, size_out)
+        nn.init.orthogonal_(layer.weight, 2**0.5)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.Tanh()]
+    nn.init.orthogonal_(layer.weight, output_gain)
+    return nn.Sequential(*layers[:-1])
 
 
 class ActorCritic(nn.Module):
@@ -144,14 +98,14 @@ class ActorCritic(nn.Module):
         super().__init__()
         obs_dim = envs.single_observation_space.shape[0]
         n_actions = envs.single_action_space.n
-        self.scale = ObsScale(obs_dim, target_std=2.0)
+        self.scale = ObsScale(obs_dim)
         # Outputs near 0 make all actions about equally likely at first.
-        self.policy = mlp(obs_dim, n_actions, config, output_gain=0.01)
-        self.v_critic = mlp(obs_dim, 1, config, output_gain=1.0)
-        self.q_critic = mlp(obs_dim, n_actions, config, output_gain=1.0)  # --critic td ignores it
+        self.policy = mlp([obs_dim, config.hidden_size, n_actions], output_gain=0.01)
+        self.v_critic = mlp([obs_dim, config.hidden_size, 1], output_gain=1.0)
+        self.q_critic = mlp([obs_dim, config.hidden_size, n_actions], output_gain=1.0)
 
     def pi(self, obs):
-        """Observations (..., obs_dim) -> π(·|s), the distribution over the actions."""
+        """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
         return Categorical(logits=self.policy(self.scale(obs)))
 
     def v(self, obs):
@@ -167,11 +121,39 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
-        check_finite("observation", obs)
-        obs = torch.as_tensor(obs, dtype=torch.float32)
-        pi = self.pi(obs)
-        action = pi.mode if greedy else pi.sample()
-        return action.numpy()
+        pi = self.pi(torch.as_tensor(obs, dtype=torch.float32))
+        return (pi.mode if greedy else pi.sample()).numpy()
+
+
+class RolloutBuffer:
+    """T steps of N environments. Time comes first: row t holds step t of all environments.
+
+    gymnasium uses the step after an episode's end only to reset that environment: its action is
+    ignored and its reward is 0. In these places valid is False, and nothing is learned from them.
+    """
+    def __init__(self, envs, T, seed):
+        N, obs_dim = envs.observation_space.shape
+        self.obs = np.zeros((T + 1, N, obs_dim), np.float32)  # row t + 1 is what step t led to
+        self.action = np.zeros((T, N), int)
+        self.reward = np.zeros((T, N), np.float32)
+        self.terminated, self.truncated, self.valid = np.zeros((3, T, N), bool)
+        self.obs[T], _ = envs.reset(seed=seed)  # only now: later resets draw new starts
+
+    def collect(self, envs, agent, env_step):
+        """Plays T steps. Returns (env_step, score) of each episode that ended."""
+        T, N = self.reward.shape
+        finished = []
+        self.obs[0] = self.obs[T]  # go on where the last rollout ended, in row T or -1
+        for t in range(T):
+            self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
+            self.action[t] = agent.act(self.obs[t])
+            (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
+             info) = envs.step(self.action[t])
+            env_step += N
+            if "episode" in info:
+                scores = info["episode"]["r"][info["_episode"]]
+                finished += [(env_step, float(score)) for score in scores]
+        return finished
 
 
 def td_error(reward, value, next_value, terminated, gamma):
@@ -182,92 +164,52 @@ def td_error(reward, value, next_value, terminated, gamma):
     return target.detach() - value  # the critic moves to the target, not the target to the critic
 
 
-@contextmanager
-def one_thread():
-    """Lets torch use one thread: with networks this small, several only wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
+def weigh(agent, config, obs, action, reward, terminated):
+    """The weight ψ of each action and the critics' squared error, both (T, N), by --critic."""
+    if config.critic != "q":
+        v = agent.v(obs)  # (T+1, N)
+        v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
+        if config.critic == "td":
+            return v_error, v_error.square()
+    # In the last row, a_{t+1} is drawn here, and not played.
+    last_action = agent.pi(obs[-1:]).sample()
+    q = agent.q(obs, torch.cat([action, last_action]))  # (T+1, N)
+    q_error = td_error(reward, q[:-1], q[1:], terminated, config.gamma)
+    if config.critic == "q":
+        return q[:-1], q_error.square()
+    return q[:-1] - v[:-1], v_error.square() + q_error.square()
 
 
-@one_thread()
-def train(config, envs=None):
+def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    envs may be vector environments of your own (see prepare). Ctrl-C ends the training early.
-    Raises SettingError for a setting that cannot work, and FloatingPointError for a number that is
-    not finite.
+    Ctrl-C ends it early. Raises ValueError (a setting that cannot work), gymnasium.error.Error (an
+    environment that cannot be made) or RuntimeError (a gradient that is not finite).
     """
-    # What is called here and not defined above stands further down.
     check(config)
-    torch.manual_seed(config.seed)  # for the weights
-    if envs is None:
-        envs = make_envs(config.env_id, config.num_envs)
-    envs = prepare(envs)
+    envs = make_envs(config.env_id, config.num_envs)
+    torch.manual_seed(config.seed)
     agent = ActorCritic(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    N = envs.num_envs
-    env_step = 0
-    history = []
-
-    # Actions and environments have another seed than the weights. The environments are seeded only
-    # once: later resets draw new starts.
-    seed = derive_seed(config.seed)
-    torch.manual_seed(seed)  # for the actions
-    obs, _ = envs.reset(seed=seed)
-    done = np.zeros(N, bool)
+    env_step, history = 0, []
+    # Copies of an environment have the seeds s, s + 1, ..., so those of two runs are kept apart.
+    buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     next_report = 0
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
-            # Collect: play T steps with the current policy.
-            obs_rows = [obs.copy()]  # some environments reuse their arrays
-            action_rows, reward_rows, terminated_rows, valid_rows = [], [], [], []
-            for _ in range(config.num_steps):
-                valid_rows.append(~done)  # after an episode's end, this step only resets
-                action = agent.act(obs)
-                obs, reward, terminated, truncated, info = envs.step(action)
-                check_finite("reward", reward)
-                obs_rows.append(obs.copy())  # row t + 1 is what step t led to
-                action_rows.append(action)
-                reward_rows.append(config.reward_scale * reward)  # a small V is learned faster
-                terminated_rows.append(terminated.copy())
-                done = terminated | truncated
-                env_step += N
-                if done.any():
-                    history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
-            check_finite("observation", obs)  # the last one; act has checked the others
+            # Collect: play T steps of each environment with the current policy.
+            history += buffer.collect(envs, agent, env_step)
+            env_step += config.num_envs * config.num_steps
+            # The buffer's arrays as tensors: no numbers are copied.
+            obs, action, reward, terminated, _, valid = map(
+                torch.as_tensor, vars(buffer).values())
 
-            all_obs = torch.as_tensor(np.stack(obs_rows), dtype=torch.float32)  # (T+1, N, obs_dim)
-            actions = torch.as_tensor(np.stack(action_rows))  # (T, N)
-            rewards = torch.as_tensor(np.stack(reward_rows), dtype=torch.float32)  # (T, N)
-            terminations = torch.as_tensor(np.stack(terminated_rows))  # (T, N)
-            valid = torch.as_tensor(np.stack(valid_rows))  # (T, N), of which B are True
-
-            # Estimate: the policy again, now with gradients, the critics' errors, and ψ, the weight
-            # of each action. Row T, the state after the last step, serves the targets only. Its
-            # action, for Q(s_T, a_T), is drawn here and not played.
-            pi = agent.pi(all_obs)
-            sampled = pi.sample()  # (T+1, N)
-            all_actions = torch.cat([actions, sampled[-1:]])  # (T+1, N)
-            v = agent.v(all_obs)  # (T+1, N)
-            q = agent.q(all_obs, all_actions)  # (T+1, N)
-            v_error = td_error(rewards, v[:-1], v[1:], terminations, config.gamma)  # (T, N)
-            q_error = td_error(rewards, q[:-1], q[1:], terminations, config.gamma)
-            if config.critic == "td":
-                psi = v_error
-                squared_error = v_error.square()
-            elif config.critic == "q":
-                psi = q[:-1]
-                squared_error = q_error.square()
-            else:
-                psi = (q - v)[:-1]
-                squared_error = v_error.square() + q_error.square()
+            # Estimate: the weights of the actions, and what the critics' errors cost.
+            reward = config.reward_scale * reward  # a small V is learned faster
+            psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.
             # ψ is centred: where rewards are positive, so is Q, and without centring every action
@@ -276,199 +218,103 @@ def train(config, envs=None):
             b_psi = psi[valid].detach()  # (B,)
             std, mean = torch.std_mean(b_psi, correction=0)
             b_weight = (b_psi - mean) / (std + 1e-8)
-            b_log_prob = pi.log_prob(all_actions)[:-1][valid]
+            b_obs = obs[:-1][valid]  # (B, obs_dim)
+            pi = agent.pi(b_obs)
+            b_log_prob = pi.log_prob(action[valid])
             assert b_log_prob.shape == b_weight.shape
             policy_loss = -(b_log_prob * b_weight).mean()
             critic_loss = squared_error[valid].mean()
-            entropy = pi.entropy()[:-1][valid].mean()
+            entropy = pi.entropy().mean()
             loss = policy_loss + 0.5 * critic_loss - config.entropy_coef * entropy
             optimizer.zero_grad()
             loss.backward()
-            norm = nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
-            if not norm.isfinite():
-                raise FloatingPointError("the gradient is not finite; a smaller --learning-rate "
-                                         "may help")
+            nn.utils.clip_grad_norm_(
+                agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
             optimizer.step()
-            agent.scale.update(all_obs[:-1][valid])  # only now: π above used the old scale
+            agent.scale.update(b_obs)  # only now: π above used the old scale
 
-            # Report about twenty times a run, and at its end. (metrics may be logged as well.)
+            # Report about twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
-                scores = [score for _, score in history[-20:]]
-                metrics = {
-                    "episode": len(history),
-                    "average_score": float(np.mean(scores)) if scores else np.nan,
-                    "policy_loss": policy_loss.item(),
-                    "critic_loss": critic_loss.item(),
-                    "entropy": entropy.item(),
-                }
-                print(f"step {env_step:,}  episode {metrics['episode']:,}  average score of the "
-                      f"last 20 episodes: {metrics['average_score']:.2f}  "
-                      f"entropy {metrics['entropy']:.2g}", flush=True)
+                average = np.mean([score for _, score in history[-20:]] or np.nan)
+                print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
+                      f"episodes: {average:.2f}  entropy {entropy:.2g}", flush=True)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-        print(f"stopped at step {env_step:,}", flush=True)
+        print(f"stopped at step {env_step:,}")
     return agent, history
 
 
-# ---- From here on: checks, environments, evaluation and the command line ----
-
-
-class SettingError(ValueError):
-    """A setting that cannot work. The message names it, and says what would be right."""
+# ---- From here on: settings, environments, evaluation and the command line ----
 
 
 def check(config):
-    """Raises SettingError for a setting that cannot work. Turns numpy's numbers into Python's."""
-    # The lowest and the highest value. Other numbers may be anything from 0 to infinity.
-    limits = {
-        "num_envs": (1, 10_000), "num_steps": (2, 1_000_000), "hidden_layers": (0, 100),
-        "hidden_size": (1, 10_000), "eval_episodes": (0, 10_000),
-        "learning_rate": (0, 1), "max_grad_norm": (1e-6, np.inf), "gamma": (0, 1),
-        "entropy_coef": (0, 1000), "reward_scale": (1e-6, 1e6), "seed": (0, 2**64 - 1),
-    }
-    choices = {"critic": ["td", "q", "advantage"], "activation": ["tanh", "relu"]}
+    """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
+    if config.critic not in ("td", "q", "advantage"):
+        raise ValueError(f"--critic {config.critic}: must be td, q or advantage")
+    lowest = dict(num_envs=1, num_steps=2, max_grad_norm=1e-6, hidden_size=1)
+    highest = dict(gamma=1)
     for spec in fields(config):
-        name, value = spec.name, getattr(config, spec.name)
-        low, high = limits.get(name, (0, np.inf))
-        if name in choices:
-            right = " or ".join(choices[name])
-            fits = value in choices[name]
-        elif spec.type is int:
-            right = f"a whole number from {low} to {high}"
-            fits = isinstance(value, Integral) and low <= value <= high
-        elif spec.type is float:
-            right = f"a number from {low} to {high}"
-            fits = isinstance(value, Real) and low <= value <= high
-        else:
-            right = f"a {spec.type.__name__}"
-            fits = isinstance(value, spec.type)
-        if not fits:
-            raise SettingError(f"--{name.replace('_', '-')} {value!r}: must be {right}")
-        setattr(config, name, spec.type(value))
+        if spec.type in (int, float):
+            value = spec.type(getattr(config, spec.name))
+            low = lowest.get(spec.name, 0)
+            high = highest.get(spec.name, 1_000_000_000)
+            if not low <= value <= high:
+                raise ValueError(
+                    f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
+            setattr(config, spec.name, value)
 
 
-def make_envs(env_id, num_envs, render_mode=None):
-    """Vector environments: copies of one environment that step together."""
-    options = {}
-    if render_mode:
-        options = {"render_mode": render_mode, "vectorization_mode": "sync"}
-    try:
-        return gym.make_vec(env_id, num_envs, **options)
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        raise SettingError(f"--env-id {env_id}: {' '.join(str(error).split())}") from None
-    except TypeError as error:
-        if "'render_mode'" not in str(error):
-            raise
-        raise SettingError(f"--render: {env_id} does not take a render_mode") from None
-
-
-def prepare(envs):
-    """Adds wrappers: flat observations, and scores of finished episodes in info.
-
-    The vector environments must be in gymnasium's NEXT_STEP autoreset mode: the step after an
-    episode's end ignores the action, and only begins the next episode. RecordEpisodeStatistics is
-    added here, so leave it out of your own.
-    """
-    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        raise SettingError("vector environments must have autoreset_mode NEXT_STEP, gymnasium's "
-                           f"default, not {envs.metadata.get('autoreset_mode')}")
+def make_envs(env_id, num_envs):
+    """Vector environments, with flat observations and the scores of finished episodes in info."""
+    envs = gym.make_vec(env_id, num_envs)
     space = envs.single_action_space
-    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
-        raise SettingError(f"actions must be Discrete, counted from 0, not {space}: use "
-                           "ppo_continuous.py for a Box; number other actions in a wrapper")
+    if not isinstance(space, gym.spaces.Discrete):
+        raise gym.error.Error(f"actions must be Discrete (ppo_continuous.py: a Box), not {space}")
     obs_space = envs.single_observation_space
     if obs_space != gym.spaces.flatten_space(obs_space):
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+        envs = FlattenObservation(envs)
+    return RecordEpisodeStatistics(envs)
 
 
-def check_finite(name, numbers):
-    """Raises FloatingPointError unless all numbers of the environment are finite."""
-    if not np.isfinite(numbers).all():
-        raise FloatingPointError(f"the environment's {name} is not finite")
-
-
-def derive_seed(*numbers):
-    """A seed made of several numbers. Other numbers almost surely give an unrelated seed.
-
-    gymnasium seeds N copies of an environment with seed, seed + 1 and so on. So runs with the seeds
-    0 and 1 would play nearly the same episodes, if these were used as they are.
-    """
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-@one_thread()
-def evaluate(agent, env_id, episodes=100, greedy=True, seed=0, envs=None):
-    """Plays fresh episodes and returns their scores, (episodes,).
-
-    Without a time limit, an episode stops after 10,000 steps. envs may be vector environments of
-    your own: each plays one episode, and all are closed at the end.
-    """
-    if envs is None:
-        envs = make_envs(env_id, episodes)
-    envs = prepare(envs)
-    limit = max(10_000, getattr(envs.spec, "max_episode_steps", None) or 0)
-    obs, _ = envs.reset(seed=derive_seed(seed, 2**32 - 1))  # unlike any seed of training
+def evaluate(agent, envs, greedy=True, seed=0):
+    """Plays one episode in each of the N environments, of at most 10,000 steps. -> scores (N,)"""
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # other episodes than in training
     scores = np.zeros(envs.num_envs)
-    playing = np.ones(envs.num_envs, bool)  # False once the first episode has ended
-    for _ in range(limit):
-        action = agent.act(obs, greedy)
-        obs, reward, terminated, truncated, _ = envs.step(action)
-        scores[playing] += reward[playing]
-        playing[terminated | truncated] = False
+    playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
+    for _ in range(10_000):
+        obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
+        scores += reward * playing
+        playing &= ~(terminated | truncated)
         if not playing.any():
             break
-    envs.close()
     return scores
 
 
 def main():
-    """Trains with the settings of the command line, then evaluates the agent."""
+    """Trains an agent with the settings of the command line, and evaluates it."""
+    in_a_notebook = "__file__" not in globals()  # there, sys.argv belongs to the kernel
+    source = "" if in_a_notebook else inspect.getsource(Config)
+    comments = dict(re.findall(r"(\w+): .*# (.*)", source))
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
-        options = {"action": BooleanOptionalAction} if spec.type is bool else {"type": spec.type}
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", default=spec.default, **options,
-                            help=f"{spec.metadata['help']} (default: {spec.default!r})")
-    # In a notebook, sys.argv belongs to the kernel: use the defaults.
-    in_a_notebook = "__file__" not in globals()
-    given = vars(parser.parse_args([] if in_a_notebook else None))
-
-    received = []  # signals that asked this run to stop
-
-    def stop(number, frame):
-        received.append(number)
-        raise KeyboardInterrupt
-
-    handlers = {}  # those before this run
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # background jobs ignore Ctrl-C
-            handlers[number] = signal.signal(number, stop)
+        text = f"{comments.get(spec.name)} (default: {spec.default!r})".replace("%", "%%")
+        parser.add_argument(f"--{spec.name.replace('_', '-')}", type=spec.type,
+                            default=spec.default, help=text)
+    config = Config(**vars(parser.parse_args([] if in_a_notebook else None)))
     try:
-        config = Config(**given)
-        if config.render:  # a trial: a missing screen should not cost the training
-            window = make_envs(config.env_id, 1, "human")
-            window.reset()
-            window.close()
-        agent, _ = train(config)
-        if received:  # stopped while training: no evaluation
-            raise KeyboardInterrupt
-        if config.eval_episodes > 0:
-            for greedy in (True, False):
-                scores = evaluate(agent, config.env_id, config.eval_episodes, greedy, config.seed)
-                print(f"{'greedy' if greedy else 'sampled'} evaluation: {scores.mean():.2f} over "
-                      f"{config.eval_episodes} episodes", flush=True)
-        if config.render:
-            evaluate(agent, config.env_id, envs=make_envs(config.env_id, 1, "human"))
-    except (SettingError, FloatingPointError) as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        sys.exit(128 + received[0])  # the exit status of a program that this signal ended
-    except BrokenPipeError:  # whoever read the output has gone, as with `| head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # a notebook needs them again
+        check(config)
+    except ValueError as error:
+        parser.error(error)
+    try:
+        make_envs(config.env_id, 1)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        parser.error(f"--env-id {config.env_id}: {error}")
+
+    agent, _ = train(config)
+    if config.eval_episodes:
+        envs = make_envs(config.env_id, config.eval_episodes)
+        scores = evaluate(agent, envs, seed=config.seed)
+        print(f"greedy evaluation: {scores.mean():.2f} over {len(scores)} episodes")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ Every few steps both learn from one loss, with a weight ψ_t for each action and
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
     --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  both δ_t above, their squares added
 
-E is the mean over the steps of an update, in which ψ_t is first shifted and scaled to mean 0 and
-standard deviation 1. No gradient flows through ψ_t, nor through the critics' targets r_t + γ V and
-r_t + γ Q. In a terminal state V and Q count as 0. The entropy H is large where the policy is
-undecided, and c is its weight.
+E is the mean over the steps of an update, in which ψ_t is first normalised to mean 0 and standard
+deviation 1. No gradient flows through ψ_t, nor through the targets r_t + γ V and r_t + γ Q, where
+V and Q of a terminal state count as 0. The entropy H is large where the policy is undecided.
 
 V is the mean of Q over the policy's actions, and Q - V the advantage: as ψ_t it has less noise than
 Q, and on average the same gradient ([1] Sec. 13.4). The δ_t of V, the temporal difference (TD)
@@ -25,6 +24,7 @@ error, estimates it without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([
 
 `python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps: the last 20 episodes
 then average a score, the sum of the rewards, of 475. Q alone needs --gamma 0.99 --max-grad-norm 0.2
+
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 """
 
@@ -115,8 +115,7 @@ class ActorCritic(nn.Module):
     def q(self, obs, action):
         """Observations (..., obs_dim) and actions (...) -> values Q(s, a), of shape (...)."""
         q_of_all_actions = self.q_critic(self.scale(obs))  # (..., n_actions)
-        # From each row, pick the entry of its action.
-        return q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return q_of_all_actions.gather(-1, action.unsqueeze(-1)).squeeze(-1)  # that of each action
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
@@ -191,10 +190,10 @@ def train(config):
     torch.manual_seed(config.seed)
     agent = ActorCritic(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    env_step, history = 0, []
+    env_step = next_report = 0
+    history = []
     # Copies of an environment have the seeds s, s + 1, ..., so those of two runs are kept apart.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
-    next_report = 0
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
@@ -212,12 +211,10 @@ def train(config):
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.
-            # ψ is centred: where rewards are positive, so is Q, and without centring every action
-            # would become more likely. It is divided by its standard deviation, so that the
-            # policy's loss does not depend on the rewards' scale.
+            # ψ is centred, as a positive Q would make every action more likely, and divided by its
+            # standard deviation, so that the policy's loss does not depend on the rewards' scale.
             b_psi = psi[valid].detach()  # (B,)
-            std, mean = torch.std_mean(b_psi, correction=0)
-            b_weight = (b_psi - mean) / (std + 1e-8)
+            b_weight = (b_psi - b_psi.mean()) / (b_psi.std(correction=0) + 1e-8)
             b_obs = obs[:-1][valid]  # (B, obs_dim)
             pi = agent.pi(b_obs)
             b_log_prob = pi.log_prob(action[valid])
@@ -252,12 +249,11 @@ def check(config):
     if config.critic not in ("td", "q", "advantage"):
         raise ValueError(f"--critic {config.critic}: must be td, q or advantage")
     lowest = dict(num_envs=1, num_steps=2, max_grad_norm=1e-6, hidden_size=1)
-    highest = dict(gamma=1)
     for spec in fields(config):
         if spec.type in (int, float):
             value = spec.type(getattr(config, spec.name))
             low = lowest.get(spec.name, 0)
-            high = highest.get(spec.name, 1_000_000_000)
+            high = 1 if spec.name == "gamma" else 1_000_000_000
             if not low <= value <= high:
                 raise ValueError(
                     f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
@@ -297,9 +293,9 @@ def main():
     comments = dict(re.findall(r"(\w+): .*# (.*)", source))
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
+        flag = f"--{spec.name.replace('_', '-')}"
         text = f"{comments.get(spec.name)} (default: {spec.default!r})".replace("%", "%%")
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", type=spec.type,
-                            default=spec.default, help=text)
+        parser.add_argument(flag, type=spec.type, default=spec.default, help=text)
     config = Config(**vars(parser.parse_args([] if in_a_notebook else None)))
     try:
         check(config)
@@ -309,11 +305,9 @@ def main():
         make_envs(config.env_id, 1)
     except (gym.error.Error, ModuleNotFoundError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
-
     agent, _ = train(config)
     if config.eval_episodes:
-        envs = make_envs(config.env_id, config.eval_episodes)
-        scores = evaluate(agent, envs, seed=config.seed)
+        scores = evaluate(agent, make_envs(config.env_id, config.eval_episodes), seed=config.seed)
         print(f"greedy evaluation: {scores.mean():.2f} over {len(scores)} episodes")
 
 

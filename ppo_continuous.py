@@ -415,8 +415,7 @@ def main():
 
     agent, _ = train(config)
     if config.eval_episodes:
-        envs = make_envs(config.env_id, config.eval_episodes)
-        scores = evaluate(agent, envs, seed=config.seed)
+        scores = evaluate(agent, make_envs(config.env_id, config.eval_episodes), seed=config.seed)
         print(f"greedy evaluation: {scores.mean():.2f} over {len(scores)} episodes")
     if config.render:  # in single environments: gymnasium's vectorised CartPole opens no window
         evaluate(agent, make_envs(

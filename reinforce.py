@@ -5,18 +5,17 @@
 
 The policy π(a|s), a small network, gives the probability of each action a in state s (obs in the
 code). It plays N episodes to their ends. The return G_t is the sum of the rewards r from step t on,
-where a reward k steps later is multiplied by γ^k (γ ≤ 1). An action that led to more than usual
-becomes more likely, and one that led to less becomes less likely. Usual is the mean of the N
-episodes' returns at the same step t.
+where a reward k steps later is multiplied by γ^k (γ ≤ 1). An action that led to more than usual,
+the mean of the N returns at the same step, becomes more likely, and one that led to less, less.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
 
 L is the loss to minimise, and E the mean over all steps of the N episodes. The baseline b_t is the
 mean of the N returns at step t, where an episode that is over counts as 0, and d the standard
-deviation of all G_t - b_t. README derives the gradient of L. In theory the term of step t is also
-multiplied by γ^t. Nearly everyone leaves that out, as it works better without. Where a time limit
-cuts an episode off, nothing stands for the rewards that would have followed.
+deviation of all G_t - b_t. In theory the term of step t is also multiplied by γ^t. Nearly everyone
+leaves that out, as it works better without. An episode that a time limit cuts off counts as ended:
+nothing stands for the rewards that would have followed.
 
 `python reinforce.py` solves CartPole after about 20,000 of 80,000 steps: the last 20 episodes then
 have an average score, the sum of an episode's rewards, of 475 or more.
@@ -97,30 +96,27 @@ class Policy(nn.Module):
 
 
 def play(agent, envs, greedy=False):
-    """Plays one episode in each of the N environments, of at most 10,000 steps.
+    """Plays one episode, of at most 10,000 steps, in each of the N environments.
 
-    Returns tensors with a row for each of the T steps of the longest episode: obs (T, N, obs_dim),
-    action, reward and valid (T, N). Where an episode is over, reward is 0 and valid is False.
+    Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
+    longest episode. Where an episode is over, reward is 0 and valid is False.
     """
     rows = []
     playing = np.ones(envs.num_envs, bool)
     obs, _ = envs.reset()
     while playing.any() and len(rows) < 10_000:
+        obs = obs.copy()  # some environments reuse their arrays
         action = agent.act(obs, greedy)
-        row = [obs.copy(), action]  # a copy, as some environments reuse their arrays
-        obs, reward, terminated, truncated, _ = envs.step(action)
-        rows.append([*row, reward * playing, playing])
+        next_obs, reward, terminated, truncated, _ = envs.step(action)
+        rows.append((obs, action, reward * playing, playing))
         playing = playing & ~(terminated | truncated)
+        obs = next_obs
     obs, action, reward, valid = (torch.as_tensor(np.stack(column)) for column in zip(*rows))
     return obs.float(), action, reward.float(), valid
 
 
 def compute_returns(reward, gamma):
-    """The returns (T, N) of N episodes, computed backwards: G_t = r_t + γ G_{t+1}.
-
-    reward (T, N) has a row for each step of the longest episode and a column for each episode, and
-    is 0 after an episode's end.
-    """
+    """Returns G_t = r_t + γ G_{t+1} (T, N); rewards (T, N) have to be 0 after an episode's end."""
     return_ = reward.clone()
     for t in reversed(range(len(reward) - 1)):
         return_[t] = reward[t] + gamma * return_[t + 1]
@@ -140,8 +136,8 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     # Copies of an environment have the seeds s, s + 1, ..., so those of two runs are kept apart.
     envs.reset(seed=1000 * config.seed)  # only now: later resets draw new starts
-    env_step, history = 0, []
-    next_report = 0
+    env_step = next_report = 0
+    history = []
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
@@ -157,13 +153,12 @@ def train(config):
             # step. On average this keeps the direction of the gradient, and it reduces the noise.
             return_ = compute_returns(reward, config.gamma)  # (T, N)
             baseline = return_.mean(1, keepdim=True)  # (T, 1)
-            difference = (return_ - baseline)[valid]  # (B,): the B valid steps
+            difference = (return_ - baseline)[valid]  # (B,): valid marks the B steps to learn from
             # Dividing by the standard deviation makes the update independent of the rewards' scale.
             weight = difference / (difference.std(correction=0) + 1e-8)
 
             # Update: compute the probabilities again, now with gradients; one optimizer step.
-            valid_obs = obs[valid]  # (B, obs_dim)
-            pi = agent.pi(valid_obs)  # B distributions
+            pi = agent.pi(obs[valid])  # (B, obs_dim) -> B distributions
             log_prob = pi.log_prob(action[valid])
             assert log_prob.shape == weight.shape  # (B,)
             loss = -(log_prob * weight).mean()
@@ -172,7 +167,7 @@ def train(config):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            agent.scale.update(valid_obs)  # only now: π above used the old scale
+            agent.scale.update(obs[valid])  # only now: π above used the old scale
 
             # Report at most twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:
@@ -192,12 +187,11 @@ def train(config):
 def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
     lowest = dict(num_envs=2, hidden_size=1)  # the baseline needs an episode to compare with
-    highest = dict(gamma=1)
     for spec in fields(config):
         if spec.type in (int, float):
             value = spec.type(getattr(config, spec.name))
             low = lowest.get(spec.name, 0)
-            high = highest.get(spec.name, 1_000_000_000)
+            high = 1 if spec.name == "gamma" else 1_000_000_000
             if not low <= value <= high:
                 raise ValueError(
                     f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
@@ -210,10 +204,8 @@ def make_envs(env_id, num_envs):
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete):
         raise gym.error.Error(f"actions must be Discrete (ppo_continuous.py: a Box), not {space}")
-    obs_space = envs.single_observation_space
-    if obs_space != gym.spaces.flatten_space(obs_space):
-        envs = FlattenObservation(envs)
-    return envs
+    space = envs.single_observation_space
+    return envs if space == gym.spaces.flatten_space(space) else FlattenObservation(envs)
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
@@ -230,9 +222,9 @@ def main():
     comments = dict(re.findall(r"(\w+): .*# (.*)", source))
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
+        flag = f"--{spec.name.replace('_', '-')}"
         text = f"{comments.get(spec.name)} (default: {spec.default!r})".replace("%", "%%")
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", type=spec.type,
-                            default=spec.default, help=text)
+        parser.add_argument(flag, type=spec.type, default=spec.default, help=text)
     config = Config(**vars(parser.parse_args([] if in_a_notebook else None)))
     try:
         check(config)
@@ -242,11 +234,9 @@ def main():
         make_envs(config.env_id, 1)
     except (gym.error.Error, ModuleNotFoundError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
-
     agent, _ = train(config)
     if config.eval_episodes:
-        envs = make_envs(config.env_id, config.eval_episodes)
-        scores = evaluate(agent, envs, seed=config.seed)
+        scores = evaluate(agent, make_envs(config.env_id, config.eval_episodes), seed=config.seed)
         print(f"greedy evaluation: {scores.mean():.2f} over {len(scores)} episodes")
 
 

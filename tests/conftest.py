@@ -2,12 +2,11 @@
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import os
-import signal
 import sys
-import time
-import types
+import tempfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -25,16 +24,25 @@ SCRIPTS = [*PPO, "reinforce", "actor_critic"]
 
 @pytest.fixture(autouse=True)
 def same_random_numbers():
-    """Every test draws the same numbers each time, whatever ran before it.
-
-    It also computes in one thread: several tests run at once, and their threads would only wait for each other.
-    """
+    """Every test draws the same numbers each time, whatever ran before it."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
 
 
 def load(name):
     return importlib.import_module(name)
+
+
+def module_of(text, name):
+    """A text as a new module, from a file of its own, as --help reads the comments in it."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name, f"{name}_edited.py")
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    module.folder = folder  # goes when the module goes
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def edited(name, *pairs):
@@ -43,30 +51,19 @@ def edited(name, *pairs):
     for old, new in pairs:
         assert text.count(old) == 1, (text.count(old), old)
         text = text.replace(old, new)
-    module = types.ModuleType(f"{name}_edited")
-    module.__file__ = f"{name}_edited.py"  # main() takes a module without a file for a notebook
-    exec(compile(text, f"{name}_edited.py", "exec"), vars(module))
-    return module
+    return module_of(text, name)
 
 
 def run_main(module, monkeypatch, capsys, *arguments):
-    """main() as the command line runs it; returns (exit status or None, stdout, stderr).
-
-    Handlers of signals and the number of threads belong to the process. main() sets them, and here they are put back.
-    """
-    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    status, threads = None, torch.get_num_threads()
+    """main() as the command line runs it; returns (exit status or None, stdout, stderr)."""
+    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, arguments)])
+    status = None
+    capsys.readouterr()
     try:
         module.main()
     except SystemExit as stop:
         status = stop.code
-    finally:
-        torch.set_num_threads(threads)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    out, err = capsys.readouterr()
-    return status, out, err
+    return status, *capsys.readouterr()
 
 
 class MarkedEnv(gym.Env):
@@ -78,8 +75,8 @@ class MarkedEnv(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
-    def __init__(self, action_space, fault=None, slow=False, endless=False):
-        self.action_space, self.fault, self.slow, self.endless = action_space, fault, slow, endless or slow
+    def __init__(self, action_space, fault=None, endless=False):
+        self.action_space, self.fault, self.endless = action_space, fault, endless
         self.episode = 0
 
     def observe(self, over=False):
@@ -91,13 +88,11 @@ class MarkedEnv(gym.Env):
         self.step_number = 0
         self.length = 10**9 if self.endless else int(self.np_random.integers(1, 7))
         self.terminates = bool(self.np_random.integers(2))
-        obs = self.observe()
-        return (obs * np.nan if self.fault == "reset" else obs), {}
+        return self.observe(), {}
 
     def step(self, action):
         assert self.action_space.contains(action), action
         self.step_number += 1
-        time.sleep(0.02 if self.slow else 0)
         over = self.step_number >= self.length
         obs, reward = self.observe(over), float(self.np_random.normal())
         if self.fault == "obs" and self.step_number > 2:
@@ -119,16 +114,12 @@ def register(name, action_space, limit=10, **kwargs):
 
 register("MarkedDiscrete-v0", DISCRETE)
 register("MarkedBox-v0", BOX)
-for fault in ("obs", "reward", "reset"):
+for fault in ("obs", "reward"):
     register(f"NaN{fault}Discrete-v0", DISCRETE, fault=fault)
     register(f"NaN{fault}Box-v0", BOX, fault=fault)
-register("SlowDiscrete-v0", DISCRETE, limit=10_000, slow=True)
-register("SlowBox-v0", BOX, limit=10_000, slow=True)
-register("Endless-v0", DISCRETE, limit=None, endless=True)
+register("EndlessDiscrete-v0", DISCRETE, limit=None, endless=True)
 register("EndlessBox-v0", BOX, limit=None, endless=True)
-register("Start5-v0", gym.spaces.Discrete(3, start=5))
 register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
-register("WholeBox-v0", gym.spaces.Box(0, 10, (2,), np.int64))
 register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
 
 
@@ -151,8 +142,8 @@ class DictEnv(gym.Env):
 gym.register("DictObs-v0", DictEnv, max_episode_steps=20)
 
 
-def marked(name):
-    return "MarkedBox-v0" if name == "ppo_continuous" else "MarkedDiscrete-v0"
+def marked(name, kind="Marked"):
+    return f"{kind}Box-v0" if name == "ppo_continuous" else f"{kind}Discrete-v0"
 
 
 class Recount(gym.vector.VectorWrapper):
@@ -188,18 +179,17 @@ class Recount(gym.vector.VectorWrapper):
 
 
 @pytest.fixture
-def recount(monkeypatch):
-    """recount(module) makes the module's environments counted; returns the list they are added to."""
+def wrap(monkeypatch):
+    """wrap(wrapper) wraps all vector environments that are made from now on; returns the list of them."""
 
-    def install(module):
-        made = []
-        make_vec = gym.make_vec
+    def install(wrapper=Recount):
+        made, make_vec = [], gym.make_vec
 
-        def counted(*args, **kwargs):
-            made.append(Recount(make_vec(*args, **kwargs)))
+        def wrapped(*args, **kwargs):
+            made.append(wrapper(make_vec(*args, **kwargs)))
             return made[-1]
 
-        monkeypatch.setattr(module.gym, "make_vec", counted)
+        monkeypatch.setattr(gym, "make_vec", wrapped)
         return made
 
     return install

@@ -63,7 +63,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Divides each feature by its root mean square: networks learn best from numbers around 1."""
+    """Scales each feature to a root mean square of 2: networks learn best from numbers around 1."""
     def __init__(self, obs_dim):
         super().__init__()
         # Buffers are not learned, but belong to state_dict(), as the weights do.
@@ -72,7 +72,7 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         """Observations (..., obs_dim) -> scaled ones, limited to ±10."""
-        return (obs / (self.mean_square + 1e-8).sqrt()).clamp(-10, 10)
+        return (2 * obs / (self.mean_square + 1e-8).sqrt()).clamp(-10, 10)
 
     def update(self, obs):
         """Includes B more observations (B, obs_dim) in the mean."""

@@ -215,12 +215,12 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, config):
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
+    kl = (ratio - 1 - log_ratio).mean()  # an estimate: how far has the policy moved?
     clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     value_loss = (value - return_).square().mean()
     entropy = pi.entropy().mean()
     loss = policy_loss + 0.5 * value_loss - config.entropy_coef * entropy
-    kl = (ratio - 1 - log_ratio).mean()  # an estimate: how far has the policy moved?
     return loss, kl, entropy
 
 
@@ -319,8 +319,9 @@ def train(config):
 def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
     lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
-                  obs_std=0.01, hidden_size=1)
-    highest = dict(gamma=1, gae_lambda=1,  # at worst, every other step only resets:
+                  obs_std=0.01, init_log_std=-10, hidden_size=1)
+    highest = dict(gamma=1, gae_lambda=1, init_log_std=10,
+                   # at worst, every other step only resets:
                    num_minibatches=config.num_envs * (config.num_steps // 2))
     for spec in fields(config):
         if spec.type in (int, float):
@@ -334,7 +335,8 @@ def check(config):
     folder = os.path.join(os.path.dirname(config.save), ".")
     is_new = not os.path.exists(config.save) and os.access(folder, os.W_OK)
     if config.save and config.save != config.load and not is_new:
-        raise ValueError(f"--save {config.save}: must be a new file or the one to --load")
+        raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "
+                         "written to, or the one to --load")
 
 
 def make_envs(env_id, num_envs, **options):

@@ -24,7 +24,6 @@ error, estimates it without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([
 
 `python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps: the last 20 episodes
 then average a score, the sum of the rewards, of 475. Q alone needs --gamma 0.99 --max-grad-norm 0.2
-
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 """
 
@@ -136,14 +135,15 @@ class RolloutBuffer:
         self.action = np.zeros((T, N), int)
         self.reward = np.zeros((T, N), np.float32)
         self.terminated, self.truncated, self.valid = np.zeros((3, T, N), bool)
-        self.obs[T], _ = envs.reset(seed=seed)  # only now: later resets draw new starts
+        self.obs[T], _ = envs.reset(seed=seed)  # only this reset is seeded
 
     def collect(self, envs, agent, env_step):
         """Plays T steps. Returns (env_step, score) of each episode that ended."""
         T, N = self.reward.shape
         finished = []
-        self.obs[0] = self.obs[T]  # go on where the last rollout ended, in row T or -1
+        self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
+            # In row 0, t - 1 is the last row of the rollout before.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],

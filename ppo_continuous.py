@@ -175,14 +175,15 @@ class RolloutBuffer:
         self.action = np.zeros((T, *envs.action_space.shape), np.float32)  # sampled, not clipped
         self.reward = np.zeros((T, N), np.float32)
         self.terminated, self.truncated, self.valid = np.zeros((3, T, N), bool)
-        self.obs[T], _ = envs.reset(seed=seed)  # only now: later resets draw new starts
+        self.obs[T], _ = envs.reset(seed=seed)  # only this reset is seeded
 
     def collect(self, envs, agent, env_step):
         """Plays T steps. Returns (env_step, score) of each episode that ended."""
         T, N = self.reward.shape
         finished = []
-        self.obs[0] = self.obs[T]  # go on where the last rollout ended, in row T or -1
+        self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
+            # In row 0, t - 1 is the last row of the rollout before.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -225,7 +226,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, config):
 
 
 class Adam(optim.Adam):
-    """torch's Adam without a detour through torch's compiler, whose import takes a second."""
+    """torch's Adam without the wrappers that import torch's compiler, which takes a second."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     zero_grad = optim.Adam.zero_grad.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__

@@ -128,10 +128,11 @@ class ActorCritic(nn.Module):
     def __init__(self, envs, config):
         super().__init__()
         obs_dim = envs.single_observation_space.shape[0]
+        n_actions = envs.single_action_space.n
         hidden = [config.hidden_size] * config.hidden_layers
         self.scale = ObsScale(obs_dim, config.obs_std)
         # Outputs near 0 make all actions about equally likely at first.
-        self.policy = mlp([obs_dim, *hidden, envs.single_action_space.n], output_gain=0.01)
+        self.policy = mlp([obs_dim, *hidden, n_actions], output_gain=0.01)
         self.critic = mlp([obs_dim, *hidden, 1], output_gain=1.0)
 
     def pi(self, obs):
@@ -162,14 +163,15 @@ class RolloutBuffer:
         self.action = np.zeros((T, N), int)
         self.reward = np.zeros((T, N), np.float32)
         self.terminated, self.truncated, self.valid = np.zeros((3, T, N), bool)
-        self.obs[T], _ = envs.reset(seed=seed)  # only now: later resets draw new starts
+        self.obs[T], _ = envs.reset(seed=seed)  # only this reset is seeded
 
     def collect(self, envs, agent, env_step):
         """Plays T steps. Returns (env_step, score) of each episode that ended."""
         T, N = self.reward.shape
         finished = []
-        self.obs[0] = self.obs[T]  # go on where the last rollout ended, in row T or -1
+        self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
+            # In row 0, t - 1 is the last row of the rollout before.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -212,7 +214,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, config):
 
 
 class Adam(optim.Adam):
-    """torch's Adam without a detour through torch's compiler, whose import takes a second."""
+    """torch's Adam without the wrappers that import torch's compiler, which takes a second."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     zero_grad = optim.Adam.zero_grad.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__

@@ -5,6 +5,8 @@ run is a copy of a script in which one piece of text was replaced; all else is a
 """
 
 import importlib.util
+import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,22 +25,23 @@ def edit(name, scripts, *pairs):
 
 edit("as it is", (*PPO, "actor_critic", "reinforce"))
 # Details off
-edit("no orthogonal initialisation", PPO, ("nn.init.orthogonal_(layer.weight, gain)", "pass"))
-edit("gradient's norm not clipped", PPO,
-     ("clip_grad_norm_(params, config.max_grad_norm)", "clip_grad_norm_(params, np.inf)"))
+edit("no orthogonal initialisation", PPO, ("nn.init.orthogonal_(layer.weight, 2**0.5)", "pass"),
+     ("nn.init.orthogonal_(layer.weight, output_gain)", "pass"))
+edit("gradient's norm not clipped", PPO, ("agent.parameters(), config.max_grad_norm,", "agent.parameters(), np.inf,"))
 edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
-edit("constant learning rate", PPO, ("= rate * remaining", "= rate"))
-edit("observations not scaled", PPO, ("((obs - self.shift) / self.divisor).clamp(-10, 10)", "obs"))
-edit("rewards not scaled", PPO, ("config.reward_scale * reward", "reward"))
+edit("constant learning rate", PPO, ("config.learning_rate * remaining", "config.learning_rate"))
+edit("observations not scaled", PPO,
+     ("((obs - self.shift) * (self.target_std / self.std)).clamp(-10, 10)", "obs"))
+edit("rewards not scaled", PPO, ("NormalizeReward(envs, config.gamma)", "envs"))
 edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))
 edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))
-edit("one environment", PPO, ('num_envs: int = setting(5, "N', 'num_envs: int = setting(1, "N'))
+edit("one environment", PPO, ("num_envs: int = 5", "num_envs: int = 1"))
 edit("minibatches not shuffled", PPO, ("torch.randperm(len(b_obs))", "torch.arange(len(b_obs))"))
-edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = setting(0.995", "gamma: float = setting(0.98"))
-edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = setting(0.98", "gamma: float = setting(0.995"))
+edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = 0.995", "gamma: float = 0.98"))
+edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = 0.98", "gamma: float = 0.995"))
+LOSS = "                    loss, kl, entropy = ppo_loss("
 edit("values clipped, too", PPO,
-     ("                    loss, parts = ppo_loss(",
-      "                    config.old_value = value[:-1][valid][mb]\n                    loss, parts = ppo_loss("),
+     (LOSS, f"                    config.old_value = value[:-1][valid][mb]\n{LOSS}"),
      ("value_loss = (value - return_).square().mean()",
       "value_loss = torch.max((value - return_) ** 2, (config.old_value - return_ + (value - config.old_value).clamp("
       "-config.clip_eps, config.clip_eps)) ** 2).mean()"))
@@ -49,49 +52,73 @@ edit("truncation taken for termination", PPO,
      ("value[1:] * ~terminated", "value[1:] * ~(terminated | truncated)"))
 edit("advantages leak over ends of episodes", PPO,
      ("continues = ~(terminated | truncated)", "continues = torch.ones_like(terminated)"))
-edit("reset step learned from", PPO, ("buffer.valid[t] = ~done", "buffer.valid[t] = True"))
+edit("reset step learned from", PPO,
+     ("self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])", "self.valid[t] = True"))
 edit("targets estimated anew by each epoch", PPO,
      ("            for _ in range(config.epochs):\n", """            for _ in range(config.epochs):
                 with torch.no_grad():
-                    value = agent.value(rollout.obs)
-                advantage = compute_gae(rollout.reward, value, rollout.terminated,
-                                        rollout.truncated, config.gamma, config.gae_lambda)
+                    value = agent.value(obs)
+                advantage = compute_gae(reward, value, terminated, truncated,
+                                        config.gamma, config.gae_lambda)
                 b_advantage, b_return = advantage[valid], (advantage + value[:-1])[valid]
 """))
 edit("log-probability of the clipped action", ("ppo_continuous",),
-     ("buffer.action[t] = action", "buffer.action[t] = action.clip(-1, 1)"))
+     ("agent.act(self.obs[t])", "agent.act(self.obs[t]).clip(-1, 1)"))
 edit("entropy with the wrong sign, coefficient 0.01", PPO,
      ("- config.entropy_coef * entropy", "+ config.entropy_coef * entropy"),
-     ("entropy_coef: float = setting(0.0,", "entropy_coef: float = setting(0.01,"))
-HISTORY = """                    history += [(env_step, float(score)) for score in info["episode"]["r"][done]]
-"""
-edit("all episodes from the same starts", ("ppo_discrete",),
-     (HISTORY, HISTORY + "                    envs.unwrapped.np_random = np.random.default_rng(seed)\n"))
-edit("all episodes from the same starts", ("ppo_continuous",),
-     (HISTORY, HISTORY + """                    for i, env in enumerate(envs.unwrapped.envs):
-                        env.unwrapped.np_random = np.random.default_rng(seed + i)
+     ("entropy_coef: float = 0.0 ", "entropy_coef: float = 0.01 "))
+RESET = "envs.reset(seed=seed)"
+ENDED = "                finished += [(env_step, float(score)) for score in scores]\n"
+edit("all episodes from the same starts", ("ppo_discrete",), (RESET, f"{RESET}\n        envs.first = seed"),
+     (ENDED, f"{ENDED}                envs.unwrapped.np_random = np.random.default_rng(envs.first)\n"))
+edit("all episodes from the same starts", ("ppo_continuous",), (RESET, f"{RESET}\n        envs.first = seed"),
+     (ENDED, ENDED + """                for i, env in enumerate(envs.unwrapped.envs):
+                    env.unwrapped.np_random = np.random.default_rng(envs.first + i)
 """))
 
 
-def edited_text(script, pairs):
-    """The text of a script with its edits; each old text has to be there exactly once."""
-    text = (ROOT / f"{script}.py").read_text(encoding="utf-8")
+def replaced(text, pairs):
+    """The text with its edits; each old text has to be there exactly once."""
     for old, new in pairs:
         if text.count(old) != 1:
-            raise ValueError(f"{script}.py has {text.count(old)} times, not once: {old!r}")
+            raise ValueError(f"there {text.count(old)} times, not once: {old!r}")
         text = text.replace(old, new)
     return text
 
 
-def edited_module(script, pairs):
-    """The script as a module, with its edits."""
-    text = edited_text(script, pairs)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{script}_edited.py")
-        path.write_text(text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+def edited_text(script, pairs):
+    """The text of a script with its edits."""
+    return replaced((ROOT / f"{script}.py").read_text(encoding="utf-8"), pairs)
+
+
+def apply_diff(text, diff):
+    """The text with a diff of README in it: its hunks, with a line @@ between them, are edits."""
+    pairs = []
+    for hunk in diff.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        pairs.append(["".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +")])
+    return replaced(text, pairs)
+
+
+def recipe(word):
+    """The only diff of README that contains a word."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    diffs = [diff for diff in re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if word in diff]
+    if len(diffs) != 1:
+        raise ValueError(f"README.md has {len(diffs)} diffs with {word!r}, not one")
+    return diffs[0]
+
+
+def module_of(text, name):
+    """A text as a new module, from a file of its own, which goes when the module goes."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name, f"{name}_edited.py")
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    module.folder = folder
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
     return module
 
 

@@ -6,16 +6,19 @@
     python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5 ..."
     python tests/benchmark.py --peer sb3 --seeds 500 501   the PPO scripts and SB3 in turn, seed by seed
     python tests/benchmark.py --ablate                     with one line of a script changed (tests/ablations.py)
+    python tests/benchmark.py --recipe TAXI --script ppo_discrete --flags "--env-id Taxi-v4"
+                                                           with the diff of README that has the word TAXI in it
     python tests/benchmark.py --plot                       draws the pictures of README
     python tests/benchmark.py --tasks                      the same on twelve tasks (tests/tasks.py)
 
 Prints a Markdown table, and writes one line for each run to a CSV in tests/results. "Solved" means that
 the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). After
-the run 1,000 fresh episodes are played on these two, 100 on other tasks.
+the run 1,000 fresh episodes are played on these two, 100 on other tasks and after a change of the text.
 
-With --peer each run is a process of its own, and its time goes from the start of the process, with
-all imports, until the task is solved. Compare times only within one table: they are taken in turn, in
-one torch thread each. Settings were chosen by runs on seeds below 100.
+With --processes 2 two runs are made at a time, which changes nothing but the seconds they take. With
+--peer each run is a process of its own, and its time goes from the start of the process, with all
+imports, until the task is solved. Compare times only within one table: they are taken in turn, in one
+torch thread each. Settings were chosen by runs on seeds below 100.
 """
 
 import argparse
@@ -29,14 +32,20 @@ import re
 import shlex
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
+from multiprocessing import get_context
 from pathlib import Path
+from unittest import mock
+
+import gymnasium as gym
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import ablations  # noqa: E402
-from peer import SOLVED, StopWhenSolved, child, count, measure_peer, middle, peer_table, solved_at, train_sb3  # noqa: E402
+from peer import (  # noqa: E402
+    PROGRAMS, SOLVED, TASK_OF, StopWhenSolved, child, count, measure_peer, middle, peer_table, solved_at, train_sb3)
 from tasks import SEEDS, measure_task, task_jobs, task_table  # noqa: E402
 
 SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
@@ -48,10 +57,7 @@ def settings_of(module, flags):
     words, settings = shlex.split(flags), {}
     while words:
         key = words.pop(0).removeprefix("--").replace("-", "_")
-        if key.startswith("no_"):
-            settings[key.removeprefix("no_")] = False
-        else:
-            settings[key] = True if types[key] is bool else types[key](words.pop(0))
+        settings[key] = True if types[key] is bool else types[key](words.pop(0))
     return settings
 
 
@@ -59,19 +65,24 @@ def config_of(module, flags, **settings):
     """The settings that a script would have with these flags: those for other tasks, if --env-id names one."""
     settings |= settings_of(module, flags)
     if settings.get("env_id", module.Config.env_id) != module.Config.env_id:
-        settings = getattr(module, "ELSEWHERE", {}) | settings
+        settings = getattr(module, "OTHER_TASKS", {}) | settings
     return module.Config(**settings)
 
 
 def train_ours(name, flags, seed, stop=False, module=None):
     """One run of a script, or its beginning until it is solved. Returns module, config, agent, history."""
     module = module or importlib.import_module(name)
-    config, envs = config_of(module, flags, seed=seed), None
-    if stop:
-        envs = StopWhenSolved(module.make_envs(config.env_id, config.num_envs), SOLVED[config.env_id])
-    with contextlib.redirect_stdout(io.StringIO()):
-        agent, history = module.train(config, envs)
-    return module, config, agent, history
+    config, make_vec, made, out = config_of(module, flags, seed=seed), gym.make_vec, [], io.StringIO()
+
+    def watched(*args, **kwargs):
+        made.append(StopWhenSolved(make_vec(*args, **kwargs), SOLVED[config.env_id]))
+        return made[-1]
+
+    with contextlib.redirect_stdout(out), mock.patch.object(gym, "make_vec", watched if stop else make_vec):
+        agent, history = module.train(config)
+    if "stopped at step" in out.getvalue() and not stop:
+        raise KeyboardInterrupt  # Ctrl-C: train() itself returns as if the run had come to its end
+    return module, config, agent, made[0].history if stop else history
 
 
 def curve(history, steps):
@@ -83,22 +94,27 @@ def curve(history, steps):
     return ";".join(averages)
 
 
-def measure(name, flags, seed, edit="", pairs=()):
-    """A run of the defaults but for flags or edits, and its evaluations, as a row of the CSV."""
-    edited = ablations.edited_module(name, pairs) if edit else None
+def measure(name, flags, seed, change="", text=""):
+    """A run of the defaults but for flags, or of a changed text, and its evaluations, as a row of the CSV."""
+    module = ablations.module_of(text, name) if text else importlib.import_module(name)
     start = time.perf_counter()
-    module, config, agent, history = train_ours(name, flags, seed, module=edited)
-    row = {"program": name, "flags": edit or flags, "seed": seed,
+    _, config, agent, history = train_ours(name, flags, seed, module=module)
+    row = {"program": name, "flags": change or flags, "seed": seed,
            "solved_at_step": solved_at(history, SOLVED.get(config.env_id)),
            "seconds": round(time.perf_counter() - start, 1)}
     # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
-    episodes = 1_000 if config.env_id in SOLVED and not edit else 100
+    episodes = 1_000 if config.env_id in SOLVED and not text else 100
     for kind in ("greedy", "sampled"):
-        returns = module.evaluate(agent, config.env_id, episodes, kind == "greedy", seed=seed)
-        row[kind] = round(float(returns.mean()), 2)
+        scores = module.evaluate(agent, module.make_envs(config.env_id, episodes), kind == "greedy", seed)
+        row[kind] = round(float(scores.mean()), 2)
     if config.env_id in SOLVED:
         row["curve"] = curve(history, config.total_steps)
     return row
+
+
+def run(job):
+    function, *arguments = job
+    return function(*arguments)
 
 
 def write_csv(path, rows):
@@ -116,7 +132,7 @@ def plot(seeds):
     if path.exists():
         rows = list(csv.DictReader(path.open()))
     for seed in seeds:
-        for name in ("ppo_discrete", "ppo_continuous"):
+        for name in TASK_OF:
             if not any(row["program"] == f"sb3 {name}" and int(row["seed"]) == seed for row in rows):
                 history, _ = train_sb3(name, seed, 100_000, stop=False)
                 rows.append({"program": f"sb3 {name}", "flags": "", "seed": seed, "curve": curve(history, 100_000)})
@@ -127,18 +143,19 @@ def plot(seeds):
 
 
 def table(rows):
-    lines = ["| script | solved | median steps | worst | greedy, mean of seeds | worst seed | sampled, mean | whole run |",
+    lines = ["| script | solved | median steps | worst | greedy, mean of seeds | worst seed | sampled, mean | "
+             "whole run |",
              "|---|---|---|---|---|---|---|---|"]
     for name, flags in dict.fromkeys((row["program"], row["flags"]) for row in rows):
         mine = [row for row in rows if (row["program"], row["flags"]) == (name, flags)]
-        steps = [row["solved_at_step"] for row in mine]
-        cells = ["-"] * 3
-        if not re.search("--env-id", flags):
-            worst = max(float("inf") if step is None else step for step in steps)
-            cells = [f"{sum(step is not None for step in steps)}/{len(steps)}", count(middle(steps)), count(worst)]
+        steps = [float("inf") if row["solved_at_step"] is None else row["solved_at_step"] for row in mine]
+        cells = [f"`{f'{name}.py {flags}'.strip()}`", "-", "-", "-"]
+        if "--env-id" not in flags:
+            cells[1:] = f"{sum(s < float('inf') for s in steps)}/{len(mine)}", count(middle(steps)), count(max(steps))
         greedy, sampled = [row["greedy"] for row in mine], [row["sampled"] for row in mine]
-        cells += [f"{sum(greedy) / len(mine):,.1f}", f"{min(greedy):,.1f}", f"{sum(sampled) / len(mine):,.1f}"]
-        lines.append(f"| `{f'{name}.py {flags}'.strip()}` | {' | '.join(cells)} | {middle(row['seconds'] for row in mine):,.1f} s |")
+        cells += [f"{sum(greedy) / len(mine):,.1f}", f"{min(greedy):,.1f}", f"{sum(sampled) / len(mine):,.1f}",
+                  f"{middle(row['seconds'] for row in mine):,.1f} s"]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -161,11 +178,15 @@ def main():
     parser.add_argument("--flags", nargs="+", type=str.strip, default=[""],
                         help="settings of the scripts, each string a variant to measure; a single word needs a space "
                         "before it, as ' --render', not to be taken for an option of the benchmark")
+    parser.add_argument("--processes", type=int, default=1, help="how many runs at a time (default: 1)")
     parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
     parser.add_argument("--tasks", nargs="*", help="measure these tasks by name alone, or all, beside SB3")
     parser.add_argument("--ablate", nargs="?", const="", metavar="WORD", help="measure edits of the scripts' text")
-    parser.add_argument("--plot", action="store_true", help="draw the pictures in tests/results; SB3 is measured if it lacks")
-    parser.add_argument("--csv", type=Path, help="default: benchmark.csv, sb3.csv, tasks.csv or ablations.csv in tests/results")
+    parser.add_argument("--recipe", metavar="WORD", help="measure the diff of README with this word in it")
+    parser.add_argument("--plot", action="store_true",
+                        help="draw the pictures in tests/results; SB3 is measured if it lacks")
+    parser.add_argument("--csv", type=Path,
+                        help="default: benchmark, sb3, tasks, ablations or recipes, each .csv, in tests/results")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -173,30 +194,41 @@ def main():
         return child(train_ours, who, what, name, int(seed))
     if options.plot:
         return plot(options.seeds)
-    what = options.peer or "tasks" * (options.tasks is not None) or "ablations" * (options.ablate is not None) or "benchmark"
+    rows, print_table, what = [], table, "benchmark"
+    jobs = [(measure, name, flags, seed)
+            for name in options.script for flags in options.flags for seed in options.seeds]
+    if options.peer:
+        what, print_table = options.peer, peer_table
+        jobs = [(measure_peer, who, "solve", name, seed) for name in options.script if name in TASK_OF
+                for seed in options.seeds for who in PROGRAMS]
+        jobs += [(measure_peer, who, "speed", "ppo_discrete", seed) for seed in options.seeds for who in PROGRAMS]
+    elif options.tasks is not None:
+        what, print_table, options.seeds = "tasks", task_table, SEEDS
+        jobs = [(measure_task, train_ours, *job) for job in task_jobs(options.script, options.tasks)]
+    elif options.ablate is not None:
+        what, print_table, options.seeds = "ablations", ablations.ablation_table, ablations.SEEDS
+        jobs = [(measure, name, ablations.FLAGS.get(name, ""), seed, edit, ablations.edited_text(name, pairs))
+                for edit, names, pairs in ablations.EDITS if options.ablate in edit
+                for name in names if name in options.script for seed in options.seeds]
+    elif options.recipe:
+        what, diff = "recipes", ablations.recipe(options.recipe)
+        texts = {name: ablations.apply_diff(ablations.edited_text(name, ()), diff) for name in options.script}
+        jobs = [(measure, name, flags, seed, f"--recipe {options.recipe} {flags}".strip(), texts[name])
+                for _, name, flags, seed in jobs]
+    if what in ("sb3", "tasks") and options.processes > 1:
+        parser.error("--processes: times can only be compared one run at a time")
     output = options.csv or ROOT / "tests" / "results" / f"{what}.csv"
     output.parent.mkdir(exist_ok=True)
-    rows, print_table = [], table
-
-    if what == "tasks":
-        options.seeds, print_table = SEEDS, task_table
-        rows = list(csv.DictReader(output.open())) if output.exists() else []
+    if what == "tasks" and output.exists():
+        rows = list(csv.DictReader(output.open()))
         done = [(row["program"], row["script"], row["task"], int(row["seed"])) for row in rows]
-        jobs = [(measure_task, train_ours, *job) for job in task_jobs(options.script, options.tasks) if job not in done]
-    elif what == "ablations":
-        options.seeds, print_table = ablations.SEEDS, ablations.ablation_table
-        jobs = [(measure, name, ablations.FLAGS.get(name, ""), seed, edit, pairs) for edit, names, pairs in ablations.EDITS
-                for name in names if name in options.script and options.ablate in edit for seed in options.seeds]
-    elif options.peer:
-        print_table = peer_table
-        jobs = [(measure_peer, who, "solve", name, seed) for name in options.script if name.startswith("ppo")
-                for seed in options.seeds for who in ("ours", "sb3")]
-        jobs += [(measure_peer, who, "speed", "ppo_discrete", seed) for seed in options.seeds for who in ("ours", "sb3")]
-    else:
-        jobs = [(measure, name, flags, seed) for name in options.script for flags in options.flags for seed in options.seeds]
-    for number, (function, *arguments) in enumerate(jobs, 1):
-        rows.append(function(*arguments))
-        print(f"[{number}/{len(jobs)}]", *(f"{key} {value}" for key, value in rows[-1].items() if value != "" and key != "curve"), file=sys.stderr, flush=True)
+        jobs = [job for job in jobs if job[2:] not in done]
+
+    pool = ProcessPoolExecutor(options.processes, get_context("spawn")) if options.processes > 1 else None
+    for number, row in enumerate((pool.map if pool else map)(run, jobs), 1):
+        rows.append(row)
+        words = (f"{key} {value}" for key, value in row.items() if value != "" and key != "curve")
+        print(f"[{number}/{len(jobs)}]", *words, file=sys.stderr, flush=True)
         write_csv(output, rows)
     print("\n".join(print_table(rows)))
     print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(what in ('tasks', 'sb3'))}.")

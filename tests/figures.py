@@ -5,19 +5,21 @@ of the PPO scripts with their defaults, seed 0, which are trained here. The othe
 """
 
 import contextlib
+import copy
 import csv
 import functools
 import importlib
 import io
-import tempfile
+import itertools
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import matplotlib
 import numpy as np
 import torch
-from peer import SOLVED, middle
+from peer import SOLVED, TASK_OF, middle
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -197,59 +199,47 @@ def draw_flow(T=12, ends=((4,), (7,), (), (2, 8)), epochs=("epoch 1", "epoch 2",
 # ---- What was trained ----
 
 @functools.cache
-def checkpoints(script):
-    """The checkpoints of a run with default settings, each with the seconds of training that led to it.
+def moments(script):
+    """Copies of the agent of a run with default settings, before training and when it would save a checkpoint.
 
-    The clock is the processor's own, which stands still while other programs run.
+    With each come the env_step and the seconds that led to it, and the number that rewards are divided by. The clock is
+    the processor's own, which stands still while other programs run.
     """
+    module, kept = importlib.import_module(script), []
+
+    def keep(config, agent, optimizer, envs, env_step, history):
+        kept.append(SimpleNamespace(
+            agent=copy.deepcopy(agent), env_step=env_step, seconds=time.process_time() - start,
+            reward_std=(envs.return_rms.var + envs.epsilon) ** 0.5))
+
+    with mock.patch.object(module, "save", keep), contextlib.redirect_stdout(io.StringIO()):
+        for steps in (0, module.Config.total_steps):  # with 0 steps, train() saves the agent as it begins
+            start = time.process_time()
+            module.train(module.Config(total_steps=steps))
+    return kept
+
+
+def score(script, moment):
+    """The average score in 50 fresh episodes, with actions drawn as in training."""
     module = importlib.import_module(script)
-    save, kept = module.save, []
-
-    def save_and_keep(config, *rest):
-        save(config, *rest)
-        kept.append(module.read_checkpoint(config.save) | {"seconds": time.process_time()})
-
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(module, "save", save_and_keep):
-        with contextlib.redirect_stdout(io.StringIO()):
-            module.train(module.Config(save=str(Path(folder, "run.pt"))))
-    return [checkpoint | {"seconds": checkpoint["seconds"] - kept[0]["seconds"]} for checkpoint in kept]
-
-
-def make_agent(script, checkpoint):
-    """The agent of a checkpoint, and one environment for it with pictures, in vector form."""
-    module = importlib.import_module(script)
-    config = module.Config(**checkpoint["config"])
-    envs = module.prepare(module.make_envs(config.env_id, 1, "rgb_array"))
-    agent = module.ActorCritic(envs, config)
-    agent.load_state_dict(checkpoint["agent"])
-    return agent, envs
-
-
-def scored(script, checkpoint):
-    """The checkpoint with its average score in 50 fresh episodes, with actions drawn as in training."""
-    agent, envs = make_agent(script, checkpoint)
-    envs.close()
     torch.manual_seed(0)
-    scores = importlib.import_module(script).evaluate(agent, checkpoint["config"]["env_id"], 50, greedy=False)
-    return checkpoint | {"score": scores.mean()}
+    return module.evaluate(moment.agent, module.make_envs(TASK_OF[script], 50), greedy=False).mean()
 
 
 def stages(script):
-    """The checkpoint before training, the last one that is not yet half way to the solved task, and that in the end."""
-    first, *others = checkpoints(script)
-    first = early = scored(script, first)
-    half = (first["score"] + SOLVED[first["config"]["env_id"]]) / 2
-    for checkpoint in others:
-        checkpoint = scored(script, checkpoint)
-        if checkpoint["score"] >= half:
-            break
-        early = checkpoint
-    return first, early, scored(script, others[-1])
+    """The moment before training, the last one that is not yet half way to the solved task, and the end; and scores."""
+    first, *others = moments(script)
+    begin = score(script, first)
+    half = (begin + SOLVED[TASK_OF[script]]) / 2
+    scored = ((moment, score(script, moment)) for moment in others)
+    early = [(first, begin), *itertools.takewhile(lambda pair: pair[1] < half, scored)]
+    return early[0], early[-1], (others[-1], score(script, others[-1]))
 
 
-def play(script, checkpoint, seed, steps, hold):
-    """A picture of each step, and whether it ends an episode, of a checkpoint that plays; ends are held."""
-    agent, envs = make_agent(script, checkpoint)
+def play(script, agent, seed, steps, hold):
+    """A picture of each step, and whether it ends an episode, of an agent that plays; ends are held."""
+    envs = importlib.import_module(script).make_envs(
+        TASK_OF[script], 1, vectorization_mode="sync", render_mode="rgb_array")
     torch.manual_seed(seed)
     obs, _ = envs.reset(seed=seed)
     frames = [(envs.render()[0], False)]
@@ -273,14 +263,14 @@ def draw_training(frames=75, milliseconds=60):
     normal, bold = (ImageFont.truetype(fonts / name, 14) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf"))
     pictures = [Image.new("RGB", (680, 280), "white") for _ in range(3 * frames)]
     for x, (script, (title, seed, skip, part)) in zip((20, 360), PANELS.items()):
-        for number, checkpoint in enumerate(stages(script)):
-            when = f"trained for {checkpoint['seconds']:.1f} s, {checkpoint['env_step']:,} steps"
-            played = play(script, checkpoint, seed, frames * skip, hold=15 * skip)
+        for number, (moment, average) in enumerate(stages(script)):
+            when = f"trained for {moment.seconds:.1f} s, {moment.env_step:,} steps"
+            played = play(script, moment.agent, seed, frames * skip, hold=15 * skip)
             for picture, (frame, over) in zip(pictures[number * frames :], played[::skip]):
                 draw = ImageDraw.Draw(picture)
                 draw.text((x, 12), title, "black", normal)
                 draw.text((x, 34), when if number else "before training", ORANGE, bold)
-                draw.text((x, 56), f"average score {checkpoint['score']:.0f}", "black", normal)
+                draw.text((x, 56), f"average score {average:.0f}", "black", normal)
                 picture.paste(Image.fromarray(frame).crop(part).resize((300, 180), Image.LANCZOS), (x, 88))
                 if over:
                     draw.text((x + 190, 56), "episode over", "black", bold)
@@ -313,15 +303,15 @@ def optimal_pendulum(angle, speed, gamma, iterations=400):
 
 def draw_pendulum():
     """What ppo_continuous.py has learned about Pendulum, beside what is best, and how it plays."""
-    checkpoint = checkpoints("ppo_continuous")[-1]
-    agent, _ = make_agent("ppo_continuous", checkpoint)
+    end = moments("ppo_continuous")[-1]
+    gamma = importlib.import_module("ppo_continuous").Config.gamma
     angle, speed = np.linspace(-np.pi, np.pi, 180, endpoint=False), np.linspace(-8, 8, 161)
     a, w = np.meshgrid(angle, speed, indexing="ij")
     obs = torch.as_tensor(np.stack([np.cos(a), np.sin(a), w], -1), dtype=torch.float32)
     with torch.no_grad():
-        value, action = agent.value(obs).numpy(), agent.pi(obs).mean[..., 0].numpy()
-    pairs = {"learned": (value / checkpoint["config"]["reward_scale"], 2 * action.clip(-1, 1)),
-             "optimal": optimal_pendulum(angle, speed, checkpoint["config"]["gamma"])}
+        value, action = end.agent.value(obs).numpy(), end.agent.pi(obs).mean[..., 0].numpy()
+    pairs = {"learned": (value * end.reward_std, 2 * action.clip(-1, 1)),
+             "optimal": optimal_pendulum(angle, speed, gamma)}
     figure, axes = plt.subplots(2, 2, figsize=(8, 5.2), layout="constrained", sharex=True, sharey=True)
     names = {"value V(s)": ("magma", -250, 0), "torque": ("RdBu", -2, 2)}
     for column, (title, pair) in zip(axes.T, pairs.items()):
@@ -335,7 +325,7 @@ def draw_pendulum():
     for axis in axes[:, 0]:
         axis.set_ylabel("angular speed (rad/s)")
     write(figure, "pendulum.png", dpi=100)
-    frames = play("ppo_continuous", checkpoint, seed=34, steps=80, hold=1)  # from hanging down
+    frames = play("ppo_continuous", end.agent, seed=93, steps=80, hold=1)  # from hanging down
     plt.imsave(RESULTS / "frames.png", np.concatenate([frame[50:450:2, 50:450:2] for frame, _ in frames[::8]], 1))
 
 

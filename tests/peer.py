@@ -12,11 +12,11 @@ import numpy as np
 # SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
 ZOO_CARTPOLE = (
     "--num-envs 8 --num-steps 32 --num-minibatches 1 --epochs 20 --gamma 0.98 --gae-lambda 0.8 "
-    "--learning-rate 0.001 --max-grad-norm 0.5 --reward-scale 1 --hidden-layers 2 --hidden-size 64"
+    "--learning-rate 0.001 --max-grad-norm 0.5 --hidden-layers 2 --hidden-size 64"
 )
-
-
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
+TASK_OF = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1"}
+PROGRAMS = ("ours", "sb3")
 
 
 def solved_at(history, threshold):
@@ -29,30 +29,31 @@ def solved_at(history, threshold):
 
 
 class StopWhenSolved(gym.vector.VectorWrapper):
-    """Ends the training, as Ctrl-C would, once the average score of the last 20 episodes reaches a threshold."""
+    """Ends the training, as Ctrl-C would, once the average score of the last 20 episodes reaches a threshold.
+
+    It keeps a history of its own: a script that is stopped within a rollout has not yet noted the rollout's episodes.
+    """
 
     def __init__(self, env, threshold):
         super().__init__(env)
-        self.threshold, self.scores, self.solved = threshold, [], False
+        self.threshold, self.env_step, self.history, self.solved = threshold, 0, [], False
 
     def reset(self, *, seed=None, options=None):
-        self.totals, self.playing = [0.0] * self.num_envs, [True] * self.num_envs
+        self.totals, self.playing = np.zeros(self.num_envs), np.ones(self.num_envs, bool)
         self.once = seed is None  # REINFORCE resets before each update, and counts one episode of each environment
         return super().reset(seed=seed, options=options)
 
     def step(self, actions):
-        if self.solved:  # raised only now, so that the script has counted the last episode
-            raise KeyboardInterrupt
         obs, reward, terminated, truncated, info = super().step(actions)
-        for i in range(self.num_envs):
-            if not self.playing[i]:  # this step only reset the environment
-                self.totals[i], self.playing[i] = 0.0, not self.once
-                continue
-            self.totals[i] += float(reward[i])
-            if terminated[i] or truncated[i]:
-                self.playing[i] = False
-                self.scores.append(self.totals[i])
-                self.solved |= len(self.scores) >= 20 and np.mean(self.scores[-20:]) >= self.threshold
+        self.env_step += self.num_envs
+        self.totals = np.where(self.playing, self.totals + reward, 0)  # else this step only reset the environment
+        over = self.playing & (terminated | truncated)
+        self.playing = self.playing & ~over if self.once else ~over
+        scores = self.totals[over].tolist()
+        self.history += [(self.env_step, score) for score in scores]
+        if scores and solved_at(self.history[-19 - len(scores) :], self.threshold):
+            self.solved = True
+            raise KeyboardInterrupt
         return obs, reward, terminated, truncated, info
 
 
@@ -73,23 +74,22 @@ def train_sb3(name, seed, steps=200_000, stop=True):
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    history, threshold = [], 475 if name == "ppo_discrete" else -200
+    task, history = TASK_OF[name], []
 
     class Callback(BaseCallback):
         def _on_step(self):
             for info in self.locals["infos"]:
                 if "episode" in info:
                     history.append((self.num_timesteps, info["episode"]["r"]))
-            last = [score for _, score in history[-20:]]
-            return not (stop and len(last) == 20 and sum(last) / 20 >= threshold)
+            return not (stop and solved_at(history[-20:], SOLVED[task]))
 
     if name == "ppo_discrete":
-        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=seed), n_steps=32, batch_size=256, n_epochs=20,
+        model = PPO("MlpPolicy", make_vec_env(task, 8, seed=seed), n_steps=32, batch_size=256, n_epochs=20,
                     gamma=0.98, gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda left: 0.001 * left,
                     clip_range=lambda left: 0.2 * left, seed=seed, device="cpu")
         steps = min(steps, 100_000)
     else:
-        model = PPO("MlpPolicy", make_vec_env("Pendulum-v1", 4, seed=seed), n_steps=1024, n_epochs=10, gamma=0.9,
+        model = PPO("MlpPolicy", make_vec_env(task, 4, seed=seed), n_steps=1024, n_epochs=10, gamma=0.9,
                     gae_lambda=0.95, ent_coef=0.0, learning_rate=0.001, clip_range=0.2, use_sde=True,
                     sde_sample_freq=4, seed=seed, device="cpu")
     start = time.perf_counter()
@@ -107,8 +107,7 @@ def child(train_ours, who, what, name, seed):
         start = time.perf_counter()
         history = train_ours(name, flags, seed, stop=what == "solve")[-1]
         speed = 30_000 / (time.perf_counter() - start)
-    threshold = 475 if name == "ppo_discrete" else -200
-    print(solved_at(history, threshold) if what == "solve" else speed)
+    print(solved_at(history, SOLVED[TASK_OF[name]]) if what == "solve" else speed)
 
 
 def measure_peer(who, what, name, seed):
@@ -123,22 +122,23 @@ def measure_peer(who, what, name, seed):
 
 
 def peer_table(rows):
-    lines = ["| task | program | solved | median steps | worst | seconds until solved, median (all) | ratio to SB3 |", "|---|---|---|---|---|---|---|"]
-    for name in ("ppo_discrete", "ppo_continuous"):
-        mine = {who: [row for row in rows if row["program"] == who and row["task"] == name and "seconds" in row] for who in ("ours", "sb3")}
-        for who in ("ours", "sb3") if mine["ours"] else ():
-            steps = [row["solved_at_step"] for row in mine[who]]
-            worst = max(float("inf") if step is None else step for step in steps)
+    lines = ["| task | program | solved | median steps | worst | seconds until solved, median (all) | ratio to SB3 |",
+             "|---|---|---|---|---|---|---|"]
+    for name in TASK_OF:
+        mine = {who: [row for row in rows if (row["program"], row["task"]) == (who, name) and "seconds" in row]
+                for who in PROGRAMS}
+        for who in PROGRAMS if mine["ours"] else ():
+            steps = [float("inf") if row["solved_at_step"] is None else row["solved_at_step"] for row in mine[who]]
             seconds = [row["seconds"] for row in mine[who]]
-            lines.append(
-                f"| {name} | {who} | {sum(s is not None for s in steps)}/{len(steps)} | {count(middle(steps))} | {count(worst)} | "
-                f"{middle(seconds):.2f} ({', '.join(f'{s:.1f}' for s in seconds)}) | "
-                f"{middle(seconds) / middle(row['seconds'] for row in mine['sb3']):.3f} |"
-            )
-    speeds = {who: [row["steps_per_second"] for row in rows if row["program"] == who and "steps_per_second" in row] for who in ("ours", "sb3")}
-    if speeds["ours"]:
-        ratios = [a / b for a, b in zip(speeds["ours"], speeds["sb3"])]
+            cells = [name, who, f"{sum(step < float('inf') for step in steps)}/{len(steps)}", count(middle(steps)),
+                     count(max(steps)), f"{middle(seconds):.2f} ({', '.join(f'{s:.1f}' for s in seconds)})",
+                     f"{middle(seconds) / middle(row['seconds'] for row in mine['sb3']):.3f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    ours, sb3 = ([row["steps_per_second"] for row in rows if row["program"] == who and "steps_per_second" in row]
+                 for who in PROGRAMS)
+    if ours:
+        ratios = [a / b for a, b in zip(ours, sb3)]
         lines += ["", "Environment steps per second on CartPole-v1, both with SB3's RL Zoo settings and networks: "
-                  f"ppo_discrete.py {middle(speeds['ours']):,.0f}, SB3 {middle(speeds['sb3']):,.0f}; "
+                  f"ppo_discrete.py {middle(ours):,.0f}, SB3 {middle(sb3):,.0f}; "
                   f"ratio {middle(ratios):.2f} ({', '.join(f'{r:.2f}' for r in ratios)})."]
     return lines

@@ -1,10 +1,10 @@
 """The PPO scripts on tasks they were not written for, by name alone, beside stable-baselines3 with its defaults.
 
-`python tests/benchmark.py --tasks` measures them all, `--tasks Taxi-v4` those named. A run of ours has the settings that
-`--env-id` alone gives, and as many steps as the table says. stable-baselines3's PPO has its default settings, 8
+`python tests/benchmark.py --tasks` measures them all, `--tasks Taxi-v4` those named. A run of ours has the settings
+that `--env-id` alone gives, and as many steps as the table says. stable-baselines3's PPO has its default settings, 8
 environments of 256 steps, and VecNormalize where the RL Zoo uses it. Afterwards each plays 100 fresh episodes with the
-likeliest actions. Their speed is measured in turn, three times over 20,480 steps of each task, in one torch thread. What
-stands in the CSV already is not measured again.
+likeliest actions. Their speed is measured in turn, three times over 20,480 steps of each task, in one torch thread.
+What stands in the CSV already is not measured again.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import time
 
 import gymnasium as gym
 import numpy as np
-from peer import middle
+from peer import PROGRAMS, middle
 
 SPEED_SEEDS, SEEDS, LONG_SEEDS = [0, 1, 2], list(range(600, 608)), list(range(600, 605))
 TASKS = {
@@ -55,16 +55,15 @@ def measure_task(train_ours, program, name, task, seed):
     if program == "sb3":
         speed, evaluate = train_sb3(task, steps, seed)
     else:
-        flags = f"--env-id {task} --total-steps {steps}"
         importlib.import_module(name)  # here, and the task's own in the next line: as for SB3, no import is timed
         gym.make(task).close()
         start = time.perf_counter()
-        module, config, agent, _ = train_ours(name, flags, seed)
+        module, _, agent, _ = train_ours(name, f"--env-id {task} --total-steps {steps}", seed)
         speed = steps / (time.perf_counter() - start)
-        evaluate = lambda: module.evaluate(agent, task, 100, seed=config.seed).mean()
-    row = {"program": program, "script": name, "task": task, "seed": seed}
+        evaluate = lambda: module.evaluate(agent, module.make_envs(task, 100), seed=seed).mean()
     result = {"steps_per_second": round(speed)} if seed in SPEED_SEEDS else {"greedy": round(float(evaluate()), 2)}
-    return row | {"steps_per_second": "", "greedy": ""} | result
+    row = {"program": program, "script": name, "task": task, "seed": seed, "steps_per_second": "", "greedy": ""}
+    return row | result
 
 
 def task_jobs(scripts, tasks):
@@ -74,7 +73,7 @@ def task_jobs(scripts, tasks):
         for name in scripts:
             for task in TASKS.get(name, ()):
                 if task in (tasks or TASKS[name]) and not (task in LONG and seed in SEEDS and seed not in LONG_SEEDS):
-                    jobs += [("ours", name, task, seed), ("sb3", name, task, seed)]
+                    jobs += [(program, name, task, seed) for program in PROGRAMS]
     return jobs
 
 
@@ -86,10 +85,10 @@ def task_table(rows):
         for task, steps in tasks.items():
             cells, speeds, seeds = [], [], []
             digits = 2 if task == "FrozenLake-v1" else 1
-            for program in ("ours", "sb3"):
+            for program in PROGRAMS:
                 mine = [row for row in rows if row["task"] == task and row["program"] == program]
-                greedy = [float(row["greedy"]) for row in mine if row["greedy"] not in ("", None)]
-                speed = [float(row["steps_per_second"]) for row in mine if row["steps_per_second"] not in ("", None)]
+                greedy, speed = ([float(row[key]) for row in mine if row[key] != ""]
+                                 for key in ("greedy", "steps_per_second"))
                 if greedy:
                     error = np.std(greedy, ddof=1) / len(greedy) ** 0.5 if len(greedy) > 1 else np.nan
                     cells += [f"{np.mean(greedy):,.{digits}f} ± {error:,.{digits}f}", f"{min(greedy):,.{digits}f}"]

@@ -1,25 +1,26 @@
 """Whole runs of a few updates, against the same runs computed slowly from the equations.
 
 A script trains where episodes are short and end in both ways. Three things are recorded from outside:
-what the environments answered, which actions were played and how the minibatches were shuffled. From
+what the environments answered, which actions were drawn and how the minibatches were shuffled. From
 these and the first weights everything else follows. It is computed here once more, in float64, a step
-of one environment at a time and without a line of the scripts: how the observations are scaled, the
-advantages, the losses, the clipped gradients, Adam. In the end all weights have to agree, and so do
-the numbers that were printed on the way.
+of one environment at a time and without a line of the scripts: how the observations and the rewards
+are scaled, the advantages, the losses, the clipped gradients, Adam. In the end all weights have to
+agree, and so do the statistics, the checkpoint and the numbers that were printed on the way.
 """
 
 import math
 import re
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, namedtuple
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import PPO, SCRIPTS, edited, load, marked
+from conftest import PPO, load, marked
 
 BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-5
+NEAR, FAR = (0, 0, 0), (-40, 0, 7)  # what is added to all observations
 
 
 # ---- What is recorded while a script trains ----
@@ -44,83 +45,61 @@ class Recorder(gym.vector.VectorWrapper):
         return answer
 
 
-@dataclass
-class Recording:
-    """All that was seen of a run from outside."""
+@pytest.fixture
+def record(monkeypatch, capsys, wrap):
+    """record(name) trains with the script and returns all that was seen of it from outside."""
 
-    config: object = None
-    envs: Recorder = None
-    first_weights: dict = None
-    agent: object = None
-    history: list = None
-    printed: str = ""
-    checkpoint: dict = None  # the last one, of PPO
-    acts: list = field(default_factory=list)  # of each step: observations, actions, their log-probability
-    orders: list = field(default_factory=list)  # of each epoch: a permutation of the steps
-    draws: list = field(default_factory=list)  # of each actor-critic update: actions for every row
+    def run(name, offset=NEAR, **settings):
+        module = load(name)
+        config = module.Config(env_id=marked(name), **settings)
+        network = module.Policy if name == "reinforce" else module.ActorCritic
+        act, randperm, sample = network.act, torch.randperm, torch.distributions.Categorical.sample
+        first_weights = {}
+        acts = []  # of each step: observations, actions, their log-probability
+        orders = []  # of each epoch: a permutation of the steps
+        draws = []  # of each update with Q: the actions that were drawn, but not played
 
+        def kept_act(agent, obs, greedy=False):
+            if not acts:
+                first_weights.update((key, x.detach().double().clone()) for key, x in agent.named_parameters())
+            action = act(agent, obs, greedy)
+            with torch.no_grad():
+                log_prob = agent.pi(torch.tensor(obs)).log_prob(torch.tensor(action))
+            acts.append((obs.copy(), action.copy(), log_prob.numpy()))
+            return action
 
-def record(module, monkeypatch, capsys, offset=None, **settings):
-    """Trains with the script and returns everything the slow computation needs."""
-    name, kept = module.__name__.removesuffix("_edited"), Recording()
-    network = module.Policy if name == "reinforce" else module.ActorCritic
-    start, act, randperm = network.__init__, network.act, torch.randperm
-    sample = torch.distributions.Categorical.sample
+        def kept_order(*args, **kwargs):
+            orders.append(randperm(*args, **kwargs))
+            return orders[-1].clone()
 
-    def kept_start(agent, *args):
-        start(agent, *args)
-        assert kept.first_weights is None
-        kept.first_weights = {key: x.detach().double().clone() for key, x in agent.named_parameters()}
+        def kept_draw(pi, *args):
+            drawn = sample(pi, *args)
+            if drawn.ndim == 2:  # not (N,), which is an act
+                draws.append(drawn.clone())
+            return drawn
 
-    def kept_act(agent, obs, greedy=False):
-        action = act(agent, obs, greedy)
-        with torch.no_grad():
-            log_prob = agent.pi(torch.tensor(obs)).log_prob(torch.tensor(action))
-        kept.acts.append((obs.copy(), action.copy(), log_prob.numpy()))
-        return action
+        monkeypatch.setattr(network, "act", kept_act)
+        monkeypatch.setattr(torch, "randperm", kept_order)
+        monkeypatch.setattr(torch.distributions.Categorical, "sample", kept_draw)
+        transform = gym.wrappers.vector.TransformObservation
+        made = wrap(lambda envs: Recorder(transform(envs, lambda obs: obs + np.float32(offset))))
+        capsys.readouterr()
+        agent, history = module.train(config)
+        printed, (envs,) = capsys.readouterr().out, made
+        checkpoint = torch.load(config.save, weights_only=True) if "save" in settings else None
+        return SimpleNamespace(
+            name=name, config=config, first_weights=first_weights, agent=agent, history=history, printed=printed,
+            envs=envs, checkpoint=checkpoint, offset=offset, acts=acts, orders=orders, draws=draws,
+        )
 
-    def kept_order(*args, **kwargs):
-        kept.orders.append(randperm(*args, **kwargs))
-        return kept.orders[-1].clone()
-
-    def kept_draw(pi, *args):
-        drawn = sample(pi, *args)
-        if drawn.ndim == 2:  # not (N,), which is an act
-            kept.draws.append(drawn.clone())
-        return drawn
-
-    monkeypatch.setattr(network, "__init__", kept_start)
-    monkeypatch.setattr(network, "act", kept_act)
-    monkeypatch.setattr(torch, "randperm", kept_order)
-    monkeypatch.setattr(torch.distributions.Categorical, "sample", kept_draw)
-    kept.config = module.Config(env_id=marked(name), **settings)
-    envs = gym.make_vec(marked(name), kept.config.num_envs)
-    if offset is not None:
-        envs = gym.wrappers.vector.TransformObservation(envs, lambda obs: obs + np.float32(offset))
-    kept.envs = Recorder(envs)
-    capsys.readouterr()
-    kept.agent, kept.history = module.train(kept.config, kept.envs)
-    kept.printed = capsys.readouterr().out
-    if name in PPO:
-        kept.checkpoint = torch.load(kept.config.save, weights_only=True)
-    return kept
+    return run
 
 
 # ---- The parts of the algorithms, in slow motion ----
 
 
-@dataclass
-class Step:
-    """One step of one environment that an agent learns from."""
-
-    t: int
-    n: int
-    obs: np.ndarray
-    action: object
-    log_prob: float  # by the policy that played it
-    reward: float  # as the agent learns from it
-    next_obs: np.ndarray
-    terminated: bool
+# One step of one environment: log_prob is by the policy that played it, reward is what the agent learns from.
+Step = namedtuple("Step", "t n obs action log_prob reward next_obs terminated")
 
 
 class Choice:
@@ -156,31 +135,21 @@ class SlowAgent:
     """The weights, the observations seen so far and the memory of Adam."""
 
     def __init__(self, recording):
-        self.config, self.weights, self.seen = recording.config, {}, []
-        self.spread = getattr(self.config, "obs_std", 2)  # the standard deviation that observations are scaled to
-        self.shifts = None  # of each feature, once something has been seen
+        self.recording, self.config, self.weights = recording, recording.config, {}
+        self.rewards, self.returns = rewards_to_learn_from(recording)
+        self.seen, self.scale = [], {}  # until something has been seen, PPO changes nothing, the others double it
+        self.shifts, self.units = [0.0] * 3, [1.0 if recording.name in PPO else 0.5] * 3
         self.events = Counter()  # how often what the tests are about happened
-        self.gaussian = "log_std" in recording.first_weights
-        self.mean, self.square, self.updates, self.beta = {}, {}, 0, 1.0
+        self.mean, self.square, self.updates = {}, {}, 0
         for name, weight in recording.first_weights.items():
             self.weights[name] = weight.clone().requires_grad_()
             self.mean[name], self.square[name] = torch.zeros_like(weight), torch.zeros_like(weight)
 
-    def moments(self, j):
-        """Mean and standard deviation of feature j, over all observations seen so far."""
-        column = [old[j] for old in self.seen]
-        mean = sum(column) / len(column)
-        return mean, math.sqrt(max(sum((x - mean) ** 2 for x in column) / len(column), 1e-8))
-
     def look(self, obs):
-        """An observation as the networks see it: shifted, scaled and clipped at 10.
-
-        Until something has been seen it is not scaled.
-        """
+        """An observation as the networks see it: shifted, scaled and clipped at 10."""
         x = []
-        for j, number in enumerate(obs.tolist()):
-            if self.seen:
-                number = (number - self.shifts[j]) * self.spread / self.moments(j)[1]
+        for number, shift, unit in zip(obs.tolist(), self.shifts, self.units, strict=True):
+            number = (number - shift) / unit
             if abs(number) > 10:
                 self.events["observation clipped"] += 1
                 number = math.copysign(10, number)
@@ -188,8 +157,9 @@ class SlowAgent:
         return torch.tensor(x, dtype=torch.float64)
 
     def network(self, name, obs):
-        """The output of a network: linear layers, with the activation after each but the last."""
-        x, bend = self.look(obs), torch.relu if getattr(self.config, "activation", "tanh") == "relu" else torch.tanh
+        """The output of a network: linear layers, with its activation after each but the last."""
+        x, kinds = self.look(obs), {type(part).__name__ for part in getattr(self.recording.agent, name)}
+        (bend,) = (dict(Tanh=torch.tanh, ReLU=torch.relu)[kind] for kind in kinds - {"Linear"})
         layers = [key.removesuffix(".weight") for key in self.weights if key.startswith(name) and "weight" in key]
         for layer in layers:
             x = self.weights[f"{layer}.weight"] @ x + self.weights[f"{layer}.bias"]
@@ -198,12 +168,7 @@ class SlowAgent:
 
     def policy(self, obs):
         out = self.network("policy", obs)
-        return Gaussian(out, self.weights["log_std"]) if self.gaussian else Choice(out)
-
-    def old_policy(self, obs):
-        """The same, for good: later it neither follows the weights nor lets a gradient through."""
-        out = self.network("policy", obs).detach()
-        return Gaussian(out, self.weights["log_std"].detach()) if self.gaussian else Choice(out)
+        return Gaussian(out, self.weights["log_std"]) if "log_std" in self.weights else Choice(out)
 
     def value(self, obs, critic="critic", action=0):
         """A critic's output, as a plain number."""
@@ -226,66 +191,82 @@ class SlowAgent:
             self.weights[name] = weight.detach().requires_grad_()
 
     def learn_observations(self, steps):
-        """Adds them to those seen. The first ones decide for good which features are shifted, and how far.
+        """Adds them to those seen, which are the scale: half their root mean square or, in PPO, their deviation.
 
-        It is those whose mean is more than 2 standard deviations from 0: they are moved to 2, or from beyond 10 to 0.
+        In PPO the first ones decide for good which features are shifted, and how far. It is those whose
+        mean is more than 2 standard deviations from 0: they are moved to 2, or from beyond 10 to 0.
         """
+        first, size = not self.seen, len(self.seen) + len(steps)
         self.seen += [step.obs.tolist() for step in steps]
-        if self.shifts is None:
-            self.shifts = []
-            for j in range(3):
-                mean, deviation = self.moments(j)
-                if abs(mean) > 10 * deviation:
-                    shift, event = mean, "centred"
-                elif abs(mean) > 2 * deviation:
-                    shift, event = mean - math.copysign(2 * deviation, mean), "moved"
-                else:
-                    shift, event = 0.0, "not centred"
-                self.shifts.append(float(np.float32(shift)))  # kept in single precision
-                self.events[event] += 1
+        columns = list(zip(*self.seen))
+        self.scale = {"count": [size]}
+        if self.recording.name not in PPO:
+            self.scale["mean_square"] = [sum(x**2 for x in column) / size for column in columns]
+            self.units = [math.sqrt(square + 1e-8) / 2 for square in self.scale["mean_square"]]
+            return
+        means = [sum(column) / size for column in columns]
+        variances = [sum((x - mean) ** 2 for x in column) / size for column, mean in zip(columns, means)]
+        stds = [math.sqrt(max(variance, 1e-8)) for variance in variances]
+        self.units = [std / self.config.obs_std for std in stds]
+        for j, (mean, std) in enumerate(zip(means, stds)):
+            if first and abs(mean) > 10 * std:
+                self.shifts[j] = mean
+                self.events["centred"] += 1
+            elif first and abs(mean) > 2 * std:
+                self.shifts[j] = mean - math.copysign(2 * std, mean)
+                self.events["moved"] += 1
+            elif first:
+                self.events["not centred"] += 1
+        self.shifts = [float(np.float32(shift)) for shift in self.shifts]  # kept in single precision
+        self.scale |= {"mean": means, "std": stds, "shift": self.shifts}
 
 
 def rewards_to_learn_from(recording):
-    """Row t holds those of step t: scaled, and divided by the spread of discounted returns if asked for."""
+    """Row t holds those of step t; in PPO also the statistics of the returns that they were divided by.
+
+    These discounted sums of the past rewards forget the past at a terminal step. Their mean and variance
+    start as if 0.0001 returns of mean 0 and variance 1 had been seen before.
+    """
     config, N = recording.config, recording.envs.num_envs
-    total, over, mean, variance, count, rows = [0.0] * N, [False] * N, 0.0, 1.0, 1e-4, []
+    if recording.name not in PPO:
+        scale = config.reward_scale if recording.name == "actor_critic" else 1.0
+        return [[scale * r for r in reward.tolist()] for _, _, reward, _, _ in recording.envs.steps], None
+    total, over, returns, rows = [0.0] * N, [False] * N, [], []
     for _, _, reward, terminated, truncated in recording.envs.steps:
-        if getattr(config, "normalize_reward", False):
-            playing = [n for n in range(N) if not over[n]]
-            for n in playing:  # gymnasium's NormalizeReward forgets the past at a terminal step
+        for n in range(N):
+            if not over[n]:
                 total[n] = total[n] * config.gamma * (not terminated[n]) + reward[n]
-            news = [total[n] for n in playing]
-            if news:
-                new_mean = (count * mean + sum(news)) / (count + len(news))
-                old_part = count * (variance + (mean - new_mean) ** 2)
-                variance = (old_part + sum((x - new_mean) ** 2 for x in news)) / (count + len(news))
-                mean, count = new_mean, count + len(news)
-            over = [bool(terminated[n] or truncated[n]) for n in range(N)]
-        rows.append([getattr(config, "reward_scale", 1) * r / math.sqrt(variance + 1e-8) for r in reward.tolist()])
-    return rows
+                returns.append(total[n])
+            over[n] = not over[n] and bool(terminated[n] or truncated[n])
+        count = len(returns) + 1e-4
+        mean = sum(returns) / count
+        variance = (sum((x - mean) ** 2 for x in returns) + 1e-4 * (1 + mean**2)) / count
+        rows.append([r / math.sqrt(variance + 1e-8) for r in reward.tolist()])
+    return rows, {"mean": mean, "var": variance, "count": count}
 
 
-def pieces_of_episodes(recording, agent, first, last, obs):
+def pieces_of_episodes(agent, first, last):
     """The steps from the first to the last, cut wherever an episode ends, for each environment in turn.
 
     The step after such an end only resets the environment, whatever action it is given: it is left out.
     """
-    envs, rewards, pieces = recording.envs, rewards_to_learn_from(recording), []
-    just_reset = {position for position, _, _ in envs.resets}
+    envs, pieces = agent.recording.envs, []
+    just_reset = {position: obs for position, _, obs in envs.resets}
     for n in range(envs.num_envs):
         piece = []
         for t in range(first, last):
             _, next_obs, _, terminated, truncated = envs.steps[t]
-            now = obs[n] if t == first else envs.steps[t - 1][1][n]
-            act_obs, action, log_prob = recording.acts[t]
+            now = just_reset[t][n] if t in just_reset else envs.steps[t - 1][1][n]
+            act_obs, action, log_prob = agent.recording.acts[t]
             np.testing.assert_array_equal(act_obs[n], now)
             if t not in just_reset and (envs.steps[t - 1][3][n] or envs.steps[t - 1][4][n]):
                 agent.events["reset step left out"] += 1
+                agent.events["reset step in the first row"] += t == first
                 continue
-            ends = terminated[n] or truncated[n]
+            ends, reward = terminated[n] or truncated[n], agent.rewards[t][n]
             agent.events["terminated" if terminated[n] else "truncated" if truncated[n] else "goes on"] += 1
             agent.events["last row goes on"] += t == last - 1 and not ends
-            piece.append(Step(t, n, now, action[n], log_prob[n], rewards[t][n], next_obs[n], bool(terminated[n])))
+            piece.append(Step(t, n, now, action[n], log_prob[n], reward, next_obs[n], bool(terminated[n])))
             if ends:
                 pieces.append(piece)
                 piece = []
@@ -293,33 +274,36 @@ def pieces_of_episodes(recording, agent, first, last, obs):
     return pieces
 
 
-def in_order(pieces):
-    """The steps of all pieces, by time first and then by environment: as the minibatches number them."""
-    return sorted((step for piece in pieces for step in piece), key=lambda step: (step.t, step.n))
-
-
-def rollouts(recording, agent):
-    """The pieces of each rollout of T steps, and the learning rate while they are learned from."""
-    config, (_, _, obs) = recording.config, recording.envs.resets[0]
-    for first in range(0, len(recording.envs.steps), config.num_steps):
-        last = first + config.num_steps
+def updates(agent):
+    """Of each update: the pieces it learns from, the learning rate and the steps of each environment up to then."""
+    config, envs, end = agent.config, agent.recording.envs, len(agent.recording.envs.steps)
+    firsts = [position for position, seed, _ in envs.resets if seed is None]  # REINFORCE resets before each update
+    firsts = firsts or list(range(0, end, config.num_steps))
+    for first, last in zip(firsts, [*firsts[1:], end]):
         learning_rate = config.learning_rate * (1 - first * config.num_envs / config.total_steps)
-        yield pieces_of_episodes(recording, agent, first, last, obs), learning_rate
-        obs = recording.envs.steps[last - 1][1]
+        yield pieces_of_episodes(agent, first, last), learning_rate, last
+
+
+def spread_of(numbers):
+    mean = sum(numbers) / len(numbers)
+    return math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers)) + 1e-8
 
 
 def standardized(numbers):
-    mean = sum(numbers) / len(numbers)
-    spread = math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers))
-    return [(x - mean) / (spread + 1e-8) for x in numbers]
+    return [(x - sum(numbers) / len(numbers)) / spread_of(numbers) for x in numbers]
 
 
 def mean_of(numbers):
     return float(torch.as_tensor(sum(numbers)).detach()) / len(numbers)
 
 
-def variance_of(numbers):
-    return mean_of([(x - mean_of(numbers)) ** 2 for x in numbers])
+def steps_and_policies(agent, pieces):
+    """The steps by time first and then by environment, as the minibatches number them, and who played them."""
+    steps = sorted((step for piece in pieces for step in piece), key=lambda step: (step.t, step.n))
+    policies = [agent.policy(step.obs) for step in steps]
+    for step, pi in zip(steps, policies):  # the policy before the update is the one that played
+        np.testing.assert_allclose(step.log_prob, pi.log_prob(step.action).detach(), rtol=1e-4, atol=1e-4)
+    return steps, policies
 
 
 def scores(recording):
@@ -337,15 +321,15 @@ def scores(recording):
             if terminated[n] or truncated[n]:
                 over.add(n)
                 found.append(((t + 1) * envs.num_envs, totals.pop(n)))
-    return found
+    return sorted(found) if starts else found
 
 
-# ---- The algorithms, in slow motion: each yields the agent after every update ----
+# ---- The algorithms, in slow motion: each yields, after every update, how many steps it saw and what is printed ----
 
 
-def slow_ppo(recording, agent):
-    config = recording.config
-    for pieces, learning_rate in rollouts(recording, agent):
+def slow_ppo(agent):
+    config = agent.config
+    for pieces, learning_rate, end in updates(agent):
         advantages, returns = {}, {}
         for piece in pieces:
             deltas = []
@@ -357,13 +341,10 @@ def slow_ppo(recording, agent):
                 advantages[step.t, step.n] = sum(w * delta for w, delta in zip(weights, deltas[i:]))
                 returns[step.t, step.n] = advantages[step.t, step.n] + agent.value(step.obs)
 
-        steps = in_order(pieces)
-        old = [agent.old_policy(step.obs) for step in steps]
-        for step, pi in zip(steps, old):  # the policy before the update is the one that played
-            np.testing.assert_allclose(step.log_prob, pi.log_prob(step.action), rtol=1e-4, atol=1e-4)
-
+        steps, policies = steps_and_policies(agent, pieces)
+        old = [pi.log_prob(step.action).item() for pi, step in zip(policies, steps)]
         for _ in range(config.epochs):
-            order = recording.orders.pop(0).tolist()
+            order = agent.recording.orders.pop(0).tolist()
             assert sorted(order) == list(range(len(steps)))
             for k in range(config.num_minibatches):  # as many as asked for, and of two sizes at most
                 size = len(steps) // config.num_minibatches + (k < len(steps) % config.num_minibatches)
@@ -371,115 +352,80 @@ def slow_ppo(recording, agent):
                 agent.events["a minibatch is smaller"] += k > 0 and size < last_size
                 last_size = size
                 mb_advantages = standardized([advantages[steps[i].t, steps[i].n] for i in minibatch])
-                gains, errors, entropies = [], [], []
+                losses, entropies, divergences = [], [], []
                 for i, advantage in zip(minibatch, mb_advantages):
-                    pi, value = agent.policy(steps[i].obs), agent.network("critic", steps[i].obs)[0]
-                    ratio = (pi.log_prob(steps[i].action) - old[i].log_prob(steps[i].action)).exp()
-                    if config.objective == "penalty":
-                        gain = ratio * advantage - agent.beta * (ratio - 1 - ratio.log())
-                    elif advantage > 0 and ratio > 1 + config.clip_eps:
-                        gain = torch.tensor((1 + config.clip_eps) * advantage)
+                    step, pi = steps[i], agent.policy(steps[i].obs)
+                    ratio = (pi.log_prob(step.action) - old[i]).exp()
+                    gain = ratio * advantage
+                    if advantage > 0 and ratio > 1 + config.clip_eps:
+                        gain = (1 + config.clip_eps) * advantage
                         agent.events["clipped above"] += 1
                     elif advantage < 0 and ratio < 1 - config.clip_eps:
-                        gain = torch.tensor((1 - config.clip_eps) * advantage)
+                        gain = (1 - config.clip_eps) * advantage
                         agent.events["clipped below"] += 1
-                    else:
-                        gain = ratio * advantage
-                        agent.events["far, but not clipped"] += abs(ratio.item() - 1) > config.clip_eps
-                    gains.append(gain)
-                    errors.append((value - returns[steps[i].t, steps[i].n]) ** 2)
+                    elif abs(ratio.item() - 1) > config.clip_eps:
+                        agent.events["far, but not clipped"] += 1
+                    error = agent.network("critic", step.obs)[0] - returns[step.t, step.n]
+                    losses.append(-gain + error**2 / 2 - config.entropy_coef * pi.entropy())
                     entropies.append(pi.entropy())
-                losses = [-g + e / 2 - config.entropy_coef * h for g, e, h in zip(gains, errors, entropies)]
+                    divergences.append(ratio - 1 - ratio.log())
                 agent.descend(sum(losses) / size, learning_rate, config.max_grad_norm)
             assert not order
-
-        kl, far = 0.0, 0  # each step's ratio - 1 - log ratio: its mean estimates how far π has moved
-        for step, pi in zip(steps, old):
-            log_ratio = (agent.old_policy(step.obs).log_prob(step.action) - pi.log_prob(step.action)).item()
-            kl += (math.exp(log_ratio) - 1 - log_ratio) / len(steps)
-            far += abs(math.exp(log_ratio) - 1) > config.clip_eps
-        target = config.target_kl * learning_rate / config.learning_rate
-        if config.objective == "penalty" and kl > target * 1.5:
-            agent.beta *= 2
-            agent.events["β doubled"] += 1
-        elif config.objective == "penalty" and kl < target / 1.5:
-            agent.events["β halved" if agent.beta > 1 else "β stays"] += 1
-            agent.beta = max(agent.beta / 2, 1)
-        learned = [returns[step.t, step.n] for step in steps]
-        missed = [advantages[step.t, step.n] for step in steps]  # what the old critic's value was short of
         agent.learn_observations(steps)
-        yield {
-            "policy_loss": -mean_of(gains),  # of the last minibatch
-            "value_loss": mean_of(errors),
-            "entropy": mean_of(entropies),
-            "kl": kl,
-            "beta": agent.beta,
-            "clipped_fraction": far / len(steps),
-            "explained_variance": 1 - variance_of(missed) / variance_of(learned),
-        }
+        yield end, {"kl": mean_of(divergences), "entropy": mean_of(entropies)}  # of the last minibatch
 
 
-def slow_reinforce(recording, agent):
-    config, envs = recording.config, recording.envs
-    starts = [(position, obs) for position, seed, obs in envs.resets if seed is None]
-    ends = [position for position, _ in starts[1:]] + [len(envs.steps)]
-    for (first, obs), last in zip(starts, ends):
-        learning_rate = config.learning_rate * (1 - first * config.num_envs / config.total_steps)
-        pieces = pieces_of_episodes(recording, agent, first, last, obs)
+def slow_reinforce(agent):
+    config = agent.config
+    for pieces, learning_rate, end in updates(agent):
         episodes = [next(piece for piece in pieces if piece[0].n == n) for n in range(config.num_envs)]
+        assert end - episodes[0][0].t == max(map(len, episodes))  # it ends as soon as all have ended
         returns = {}
         for episode in episodes:
             for i, step in enumerate(episode):
                 returns[step.t, step.n] = sum(config.gamma**k * later.reward for k, later in enumerate(episode[i:]))
 
-        differences = []
-        for step in (steps := in_order(episodes)):
-            if config.num_envs > 1:  # the baseline: who is done gets no more rewards
-                compared = [returns.get((step.t, n), 0.0) for n in range(config.num_envs)]
-            else:
-                compared = list(returns.values())
+        differences, (steps, policies) = [], steps_and_policies(agent, episodes)
+        for step in steps:  # the baseline: who is done gets no more rewards
+            compared = [returns.get((step.t, n), 0.0) for n in range(config.num_envs)]
             differences.append(returns[step.t, step.n] - sum(compared) / len(compared))
-        mean = sum(differences) / len(differences)
-        spread = math.sqrt(sum((x - mean) ** 2 for x in differences) / len(differences)) + 1e-8
-        policies = [agent.policy(step.obs) for step in steps]
-        log_probs = [pi.log_prob(step.action) for pi, step in zip(policies, steps)]
-        for step, log_prob in zip(steps, log_probs):
-            np.testing.assert_allclose(step.log_prob, log_prob.detach(), rtol=1e-4, atol=1e-4)
-        loss = -sum(log_prob * x / spread for log_prob, x in zip(log_probs, differences)) / len(steps)
-        agent.descend(loss, learning_rate, math.inf)
+        gains = [pi.log_prob(step.action) * x for pi, step, x in zip(policies, steps, differences)]
+        agent.descend(-sum(gains) / spread_of(differences) / len(gains), learning_rate, math.inf)
         agent.learn_observations(steps)
-        yield {"entropy": mean_of([pi.entropy() for pi in policies])}
+        yield end, {"entropy": mean_of([pi.entropy() for pi in policies])}
 
 
-def slow_actor_critic(recording, agent):
-    config = recording.config
-    for pieces, learning_rate in rollouts(recording, agent):
-        drawn, steps, errors, weights = recording.draws.pop(0), in_order(pieces), [], []
+def slow_actor_critic(agent):
+    config = agent.config
+    for pieces, learning_rate, end in updates(agent):
+        # What π plays in each next observation. After the last step it is drawn for Q, but not played.
+        next_actions = [action for _, action, _ in agent.recording.acts[end - config.num_steps + 1 : end]]
+        if config.critic != "td":
+            (drawn,) = agent.recording.draws.pop(0)
+            next_actions.append(drawn)
+        errors, weights, (steps, policies) = [], [], steps_and_policies(agent, pieces)
         for step in steps:
-            t = step.t % config.num_steps
-            # What π plays in the next observation. After the last step it is drawn, but not played.
-            next_action = drawn[-1][step.n] if t == config.num_steps - 1 else recording.acts[step.t + 1][1][step.n]
-            next_v, next_q = 0.0, 0.0  # after a terminal step nothing is still to come
-            if not step.terminated:
-                next_v = agent.value(step.next_obs, "v_critic")
-                next_q = agent.value(step.next_obs, "q_critic", next_action)
-            v = agent.network("v_critic", step.obs)[0]
-            q = agent.network("q_critic", step.obs)[int(step.action)]
-            v_error = step.reward + config.gamma * next_v - v
-            q_error = step.reward + config.gamma * next_q - q
-            weights.append({"td": v_error, "q": q, "advantage": q - v}[config.critic].item())
-            errors.append({"td": v_error**2, "q": q_error**2, "advantage": v_error**2 + q_error**2}[config.critic])
-        weights = standardized(weights)
-        gains, entropies = [], []
-        for step, weight in zip(steps, weights):
-            pi = agent.policy(step.obs)
-            np.testing.assert_allclose(step.log_prob, pi.log_prob(step.action).detach(), rtol=1e-4, atol=1e-4)
-            gains.append(pi.log_prob(step.action) * weight)
-            entropies.append(pi.entropy())
+            if config.critic != "q":
+                next_v = 0.0 if step.terminated else agent.value(step.next_obs, "v_critic")
+                v = agent.network("v_critic", step.obs)[0]
+                v_error = step.reward + config.gamma * next_v - v
+            if config.critic != "td":
+                next_action = next_actions[step.t % config.num_steps][step.n]
+                next_q = 0.0 if step.terminated else agent.value(step.next_obs, "q_critic", next_action)
+                q = agent.network("q_critic", step.obs)[int(step.action)]
+                q_error = step.reward + config.gamma * next_q - q
+            if config.critic == "advantage":
+                weight, error = q - v, v_error**2 + q_error**2
+            else:
+                weight, error = (v_error, v_error**2) if config.critic == "td" else (q, q_error**2)
+            weights.append(weight.item())
+            errors.append(error)
+        entropies = [pi.entropy() for pi in policies]
+        gains = [pi.log_prob(step.action) * x for pi, step, x in zip(policies, steps, standardized(weights))]
         losses = [-g + e / 2 - config.entropy_coef * h for g, e, h in zip(gains, errors, entropies)]
         agent.descend(sum(losses) / len(losses), learning_rate, config.max_grad_norm)
         agent.learn_observations(steps)
-        yield {"policy_loss": -mean_of(gains), "critic_loss": mean_of(errors), "entropy": mean_of(entropies)}
+        yield end, {"entropy": mean_of(entropies)}
 
 
 # ---- The comparison ----
@@ -493,63 +439,43 @@ def differs(agent, weights):
     """
     trained = dict(agent.named_parameters())
     assert set(trained) == set(weights)
-    return [
-        name
-        for name, weight in weights.items()
-        if not np.allclose(trained[name].detach(), weight.detach(), rtol=1e-4, atol=1e-4)
-    ]
+    close = {key: np.allclose(trained[key].detach(), x.detach(), rtol=1e-4, atol=1e-4) for key, x in weights.items()}
+    return [name for name in weights if not close[name]]
 
 
 def compare(algorithm, recording):
-    """Computes the run slowly and asserts that all is the same.
-
-    Returns what happened, and how often, and the numbers that a user can see after each update.
-    """
-    slow, trained, updates = SlowAgent(recording), recording.agent, []
-    for metrics in algorithm(recording, slow):
-        updates.append((metrics, dict(slow.weights)))
-    assert not recording.orders and not recording.draws
-    assert not differs(trained, slow.weights)
-    # The comparison would notice if one update were left out, or all of them.
-    for weights in [recording.first_weights, *[weights for _, weights in updates[:-1]]]:
-        assert any(name.startswith("policy") for name in differs(trained, weights))
-    assert trained.scale.count == len(slow.seen)
-    np.testing.assert_allclose(trained.scale.sum, [sum(old[j] for old in slow.seen) for j in range(3)])
-    np.testing.assert_allclose(trained.scale.sum_of_squares, [sum(old[j] ** 2 for old in slow.seen) for j in range(3)])
-    np.testing.assert_allclose(trained.scale.shift, slow.shifts, rtol=1e-6)
-    np.testing.assert_allclose(trained.scale.divisor, [slow.moments(j)[1] / slow.spread for j in range(3)], rtol=1e-6)
-
+    """Computes the run slowly, asserts that all is the same and returns the names of what happened."""
+    slow, trained, weights, seen = SlowAgent(recording), recording.agent, [recording.first_weights], []
     expected = scores(recording)
+    for end, metrics in algorithm(slow):
+        weights.append(dict(slow.weights))
+        seen.append((end * recording.config.num_envs, metrics))
+    assert not recording.orders and not recording.draws
+    assert seen[-2][0] < recording.config.total_steps <= seen[-1][0]
+    assert not differs(trained, weights.pop())
+    for earlier in weights:  # the comparison would notice if one update were left out, or all of them
+        assert any(name.startswith("policy") for name in differs(trained, earlier))
+    assert set(trained.scale.state_dict()) == set(slow.scale)
+    far = np.abs(recording.offset).max()  # the further away, the fewer digits float32 has for what changes
+    for key, numbers in trained.scale.state_dict().items():
+        np.testing.assert_allclose(numbers, slow.scale[key], rtol=1e-5, atol=1e-6 + 1e-7 * far)
+
     assert [step for step, _ in recording.history] == [step for step, _ in expected]
     np.testing.assert_allclose([x for _, x in recording.history], [x for _, x in expected], rtol=1e-4, atol=1e-5)
     seeds = [seed for _, seed, _ in recording.envs.resets]
     assert seeds[0] is not None and not any(seeds[1:])  # with a seed twice, all episodes would come twice
     if recording.checkpoint:
-        assert recording.checkpoint["beta"] == slow.beta
-        memory = recording.checkpoint["optimizer"]
-        assert memory["steps"] == slow.updates
-        for name in ("mean", "square"):
-            numbers = torch.cat([x.flatten() for x in getattr(slow, name).values()])
-            np.testing.assert_allclose(memory[name], numbers, rtol=1e-3, atol=1e-6)
-
-    ends = [last for _, last in spans(recording)]
-    seen = []
-    for end, (metrics, _) in zip(ends, updates, strict=True):
-        past = [score for step, score in expected if step <= end]
-        average = sum(past[-20:]) / len(past[-20:]) if past else math.nan
-        seen.append((end, metrics | {"episode": len(past), "average_score": average}))
-    compare_printed(recording.printed, seen)
-    return slow.events, seen
-
-
-def spans(recording):
-    """(first, last) environment step of each update."""
-    config, N, steps = recording.config, recording.envs.num_envs, len(recording.envs.steps)
-    if hasattr(config, "num_steps"):
-        firsts = list(range(0, steps, config.num_steps))
-    else:
-        firsts = [position for position, seed, _ in recording.envs.resets if seed is None]
-    return [(first * N, last * N) for first, last in zip(firsts, [*firsts[1:], steps])]
+        assert recording.checkpoint["history"] == recording.history
+        assert recording.checkpoint["env_step"] == seen[-1][0]
+        assert recording.checkpoint["returns"] == pytest.approx(slow.returns, rel=1e-5, abs=1e-6)
+        memory = recording.checkpoint["optimizer"]["state"]
+        for i, name in enumerate(slow.weights):
+            assert memory[i]["step"] == slow.updates
+            np.testing.assert_allclose(memory[i]["exp_avg"], slow.mean[name], rtol=1e-3, atol=1e-6 + 1e-8 * far)
+            np.testing.assert_allclose(memory[i]["exp_avg_sq"], slow.square[name], rtol=1e-3, atol=1e-6 + 1e-8 * far)
+    compare_printed(recording.printed, seen, expected)
+    slow.events["more than 20 episodes"] = len(expected) > 20
+    return set(+slow.events)
 
 
 def rounded(number, form):
@@ -557,86 +483,58 @@ def rounded(number, form):
     return {form.format(number * (1 + error) + 1e-6 * error) for error in (-1e-3, 0.0, 1e-3)}
 
 
-def compare_printed(printed, seen):
+def compare_printed(printed, seen, history):
     """Every line that a user read has the numbers of an update, and as many lines as a run of this length has."""
-    pattern = (
-        r"step ([\d,]+)  episode ([\d,]+)  average score of the last 20 episodes: (\S+)"
-        r"(?:  kl (\S+))?  entropy (\S+)"
-    )
-    lines = [line for line in printed.splitlines() if line.startswith("step ")]
+    start = r"step ([\d,]+)  episode ([\d,]+)  average score of the last 20 episodes: (\S+)"
+    lines = printed.splitlines()
     assert len(lines) == len(seen) <= 20  # in a run as short as these, every update has one
     for line, (end, metrics) in zip(lines, seen):
-        step, episode, average, kl, entropy = re.fullmatch(pattern, line).groups()
-        assert (step, episode) == (f"{end:,}", f"{metrics['episode']:,}")
-        assert average in rounded(metrics["average_score"], "{:.2f}")
+        past = [score for step, score in history if step <= end]
+        average_score = sum(past[-20:]) / len(past[-20:]) if past else math.nan
+        step, episode, average, kl, entropy = re.fullmatch(start + r"(?:  kl (\S+))?  entropy (\S+)", line).groups()
+        assert (step, episode) == (f"{end:,}", f"{len(past):,}")
+        assert average in rounded(average_score, "{:.2f}")
         assert entropy in rounded(metrics["entropy"], "{:.2g}")
         assert (kl is None) == ("kl" not in metrics) and (kl is None or kl in rounded(metrics["kl"], "{:.2g}"))
 
 
 SIZES = dict(num_envs=3, hidden_size=5, gamma=0.9, learning_rate=0.02)
-ROLLOUTS = SIZES | dict(hidden_layers=2, num_steps=7, total_steps=63, reward_scale=0.5, entropy_coef=0.1)  # three
-PASSES = ROLLOUTS | dict(epochs=3, num_minibatches=4, gae_lambda=0.7, clip_eps=0.1)
-ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step left out"}
+ROLLOUTS = SIZES | dict(num_steps=8, total_steps=69, entropy_coef=0.1)  # three rollouts of 24
+PASSES = ROLLOUTS | dict(hidden_layers=2, epochs=3, num_minibatches=4, gae_lambda=0.7, clip_eps=0.1)
+ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step left out", "reset step in the first row"}
 CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
 PPO_CASES = {
-    "clip": (dict(activation="relu", max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
-    "penalty": (
-        dict(objective="penalty", target_kl=0.016, max_grad_norm=1.0, total_steps=105), {"β doubled", "β halved"}
-    ),
-    "normalized rewards": (dict(normalize_reward=True, max_grad_norm=0.1, obs_std=3), CLIPS | {"gradient shortened"}),
-    "plain": (dict(max_grad_norm=math.inf, entropy_coef=0.0), CLIPS | {"gradient left"}),
-    # relu, because tanh is so flat in -10, where the clip puts these at first, that float32 knows its slope badly.
-    "far from 0": (dict(offset=[-40, 0, 7], activation="relu", max_grad_norm=1.0), CLIPS | {"centred", "not centred"}),
+    "clip": (dict(max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
+    "short": (dict(max_grad_norm=0.1, obs_std=3.0, hidden_layers=1), CLIPS | {"gradient shortened", "not centred"}),
+    "long": (dict(max_grad_norm=1e9, entropy_coef=0.0, num_envs=5, total_steps=140), CLIPS | {"more than 20 episodes"}),
+    "far from 0": (dict(offset=(-5000, 5, 300), max_grad_norm=1.0), CLIPS | {"centred", "moved"}),
 }
-SLOW = {name: slow_ppo for name in PPO} | {"reinforce": slow_reinforce, "actor_critic": slow_actor_critic}
 
 
 @pytest.mark.parametrize("case", PPO_CASES)
 @pytest.mark.parametrize("name", PPO)
-def test_ppo_is_its_equations(name, case, monkeypatch, capsys, tmp_path):
+def test_ppo_is_its_equations(name, case, record, monkeypatch, tmp_path):
     settings, wanted = PPO_CASES[case]
-    recording = record(load(name), monkeypatch, capsys, **PASSES | settings, save=str(tmp_path / "run.pt"))
-    assert recording.printed.startswith(f"{marked(name)} with ")
+    if case == "far from 0":  # tanh is so flat in 10, where the clip puts these, that float32 knows its slope badly
+        monkeypatch.setattr(torch.nn, "Tanh", torch.nn.ReLU)
+    recording = record(name, **PASSES | settings, save=str(tmp_path / "run.pt"))
     if name == "ppo_continuous":  # it learns from actions as they were drawn; played are those in the range
-        low, high = np.array([-2.0, 0.0]), np.array([2.0, 10.0])
+        low, high = np.array([[-2.0, 0.0], [2.0, 10.0]])
         for (_, action, _), (told, *_) in zip(recording.acts, recording.envs.steps, strict=True):
             np.testing.assert_allclose(told, np.clip(low + (high - low) * (action + 1) / 2, low, high), atol=1e-5)
-    events, _ = compare(slow_ppo, recording)
-    # Without these the agreement would say little.
-    assert ENDS | wanted | {"observation clipped", "a minibatch is smaller"} <= set(+events)
+    # Without these events the agreement would say little.
+    assert ENDS | wanted | {"observation clipped", "a minibatch is smaller"} <= compare(slow_ppo, recording)
 
 
-@pytest.mark.parametrize("offset", [None, [-40, 0, 7]])
-@pytest.mark.parametrize("num_envs", [3, 1])
-def test_reinforce_is_its_equations(num_envs, offset, monkeypatch, capsys):
-    settings = SIZES | dict(num_envs=num_envs, total_steps=20 * num_envs, offset=offset)
-    events, _ = compare(slow_reinforce, record(load("reinforce"), monkeypatch, capsys, **settings))
-    assert {"terminated", "truncated", "goes on"} <= set(+events)
-    assert num_envs == 1 or "reset step left out" in +events
-    assert events["centred"] >= (2 if offset else 0)
+@pytest.mark.parametrize("offset", [NEAR, FAR])
+def test_reinforce_is_its_equations(offset, record):
+    events = compare(slow_reinforce, record("reinforce", offset, **SIZES, total_steps=90))
+    assert {"terminated", "truncated", "goes on", "reset step left out"} <= events
+    assert ("observation clipped" in events) == (offset == FAR)
 
 
-@pytest.mark.parametrize("critic, offset", [("td", None), ("q", None), ("advantage", None), ("td", [-40, 0, 7])])
-def test_actor_critic_is_its_equations(critic, offset, monkeypatch, capsys):
-    settings = ROLLOUTS | dict(critic=critic, max_grad_norm=0.4, offset=offset)
-    events, _ = compare(slow_actor_critic, record(load("actor_critic"), monkeypatch, capsys, **settings))
-    assert ENDS | {"gradient shortened"} <= set(+events)
-    assert events["centred"] >= (2 if offset else 0)
-
-
-@pytest.mark.parametrize("name, objective", [(name, "clip") for name in SCRIPTS] + [(name, "penalty") for name in PPO])
-def test_the_dictionary_of_metrics_has_the_numbers_of_the_run(name, objective, monkeypatch, capsys, tmp_path):
-    """One line is added to the script's text, as a user would add `wandb.log(metrics, env_step)`."""
-    print_line = '                print(f"step {env_step:,}  episode'
-    module = edited(name, (print_line, "                seen.append((env_step, metrics))\n" + print_line))
-    module.seen = []
-    settings = {"reinforce": SIZES | dict(total_steps=60), "actor_critic": ROLLOUTS}.get(name)
-    settings = settings or PASSES | dict(objective=objective, target_kl=1e-4, save=str(tmp_path / "run.pt"))
-    _, expected = compare(SLOW[name], record(module, monkeypatch, capsys, **settings))
-    for (step, metrics), (end, wanted) in zip(module.seen, expected, strict=True):
-        assert step == end
-        if name in PPO:
-            assert metrics.pop("steps_per_second") > 0
-        assert all(type(number) in (int, float) for number in metrics.values())
-        assert metrics == pytest.approx(wanted, rel=2e-3, abs=2e-5, nan_ok=True)
-    assert objective == "clip" or module.seen[-1][1]["beta"] > 1
+@pytest.mark.parametrize("critic, offset", [("td", NEAR), ("q", NEAR), ("advantage", NEAR), ("td", FAR)])
+def test_actor_critic_is_its_equations(critic, offset, record):
+    settings = ROLLOUTS | dict(critic=critic, max_grad_norm=0.4, reward_scale=0.5)
+    recording = record("actor_critic", offset, **settings)
+    assert ENDS | {"gradient shortened", "observation clipped"} <= compare(slow_actor_critic, recording)

@@ -72,6 +72,7 @@ class Config:
     init_log_std: float = 0.5  # log of the policy's standard deviation at first
     hidden_layers: int = 2  # hidden layers of each network
     hidden_size: int = 128  # units of each hidden layer
+    activation: str = "relu"  # relu or tanh, after each hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
     load: str = ""  # checkpoint to resume, with its settings
@@ -83,8 +84,8 @@ class Config:
 # uses these settings for any --env-id but the one above.
 OTHER_TASKS = dict(
     total_steps=500_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=24,
-    learning_rate=5e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95, obs_std=1.0,
-    init_log_std=0.0, hidden_size=64,
+    learning_rate=5e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95,
+    obs_std=1.0, init_log_std=0.0, hidden_size=64, activation="tanh",
 )
 
 
@@ -119,14 +120,14 @@ class ObsScale(nn.Module):
             self.shift = torch.where(mean.abs() > 10 * self.std, mean, beyond)
 
 
-def mlp(sizes, output_gain):
-    """A network (..., sizes[0]) -> (..., sizes[-1]): linear layers, with tanh in between."""
+def mlp(sizes, activation, output_gain):
+    """A network (..., sizes[0]) -> (..., sizes[-1]): linear layers, activations in between."""
     layers = []
     for size_in, size_out in pairwise(sizes):
         layer = nn.Linear(size_in, size_out)
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
-        layers += [layer, nn.Tanh()]
+        layers += [layer, activation()]
     nn.init.orthogonal_(layer.weight, output_gain)
     return nn.Sequential(*layers[:-1])
 
@@ -138,10 +139,11 @@ class ActorCritic(nn.Module):
         obs_dim = envs.single_observation_space.shape[0]
         action_dim = envs.single_action_space.shape[0]
         hidden = [config.hidden_size] * config.hidden_layers
+        activation = {"relu": nn.ReLU, "tanh": nn.Tanh}[config.activation]
         self.scale = ObsScale(obs_dim, config.obs_std)
         # Outputs near 0 make the mean action the middle of the range at first.
-        self.policy = mlp([obs_dim, *hidden, action_dim], output_gain=0.01)
-        self.critic = mlp([obs_dim, *hidden, 1], output_gain=1.0)
+        self.policy = mlp([obs_dim, *hidden, action_dim], activation, output_gain=0.01)
+        self.critic = mlp([obs_dim, *hidden, 1], activation, output_gain=1.0)
         self.log_std = nn.Parameter(torch.full((action_dim,), config.init_log_std))
 
     def pi(self, obs):
@@ -333,6 +335,8 @@ def check(config):
                 raise ValueError(
                     f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
             setattr(config, spec.name, value)
+    if config.activation not in ("relu", "tanh"):
+        raise ValueError(f"--activation {config.activation}: must be relu or tanh")
     folder = os.path.join(os.path.dirname(config.save), ".")
     is_new = not os.path.exists(config.save) and os.access(folder, os.W_OK)
     if config.save and config.save != config.load and not is_new:

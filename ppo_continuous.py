@@ -85,7 +85,8 @@ class Config:
 OTHER_TASKS = dict(
     total_steps=500_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=24,
     learning_rate=5e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95,
-    obs_std=1.0, init_log_std=0.0, hidden_size=64, activation="tanh",
+    obs_std=1.0, init_log_std=0.0,
+    hidden_size=64, activation="tanh",
 )
 
 

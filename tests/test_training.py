@@ -32,19 +32,17 @@ def small(name, **settings):
     return load(name).Config(**{"env_id": marked(name), "total_steps": 420, "num_envs": 3} | sizes | settings)
 
 
-def network_of(module):
-    return module.Policy if hasattr(module, "Policy") else module.ActorCritic
+def network_of(name):
+    return load(name).Policy if name == "reinforce" else load(name).ActorCritic
 
 
 def new_agent(name, **settings):
-    """An agent that has learned nothing yet."""
-    module, config = load(name), small(name, **settings)
-    return network_of(module)(module.make_envs(config.env_id, config.num_envs), config)
+    config = small(name, **settings)
+    return network_of(name)(load(name).make_envs(config.env_id, config.num_envs), config)
 
 
 def networks_of(agent):
-    """The policy and the critics, by name."""
-    return {key: net for key, net in agent.named_children() if isinstance(net, torch.nn.Sequential)}
+    return {key: net for key, net in agent.named_children() if key != "scale"}
 
 
 def weights_of(agent):
@@ -64,24 +62,20 @@ def spy(patch, owner, name, note):
 
 
 def spy_on_steps(patch, module):
-    """The gradients, learning rates and optimizers of every step of Adam."""
+    """The gradient, the learning rate and the other settings of every step of Adam."""
     steps = []
 
     def note(_, optimizer):
-        group = optimizer.param_groups[0]
+        (group,) = optimizer.param_groups
         grads = [p.grad.flatten() for p in group["params"] if p.grad is not None]  # a critic may be idle
-        steps.append(SimpleNamespace(grad=torch.cat(grads).clone(), lr=group["lr"], optimizer=optimizer))
+        steps.append((torch.cat(grads).clone(), group["lr"], group["eps"], group["betas"]))
 
     spy(patch, getattr(module, "Adam", torch.optim.Adam), "step", note)
     return steps
 
 
 class Played(Recount):
-    """Recounts what is to be learned from, too.
-
-    An action counts unless it is answered by a reset. If whole episodes are played, as by REINFORCE, then
-    those count that begin with a reset of all environments, and not those that follow by themselves.
-    """
+    """Recounts what to learn from: actions not answered by a reset; if whole, first episodes after a common reset."""
 
     def __init__(self, env, whole):
         super().__init__(env)
@@ -105,18 +99,15 @@ class Played(Recount):
 
 @functools.cache
 def recorded(name):
-    """A run of rollouts of seven steps on marked episodes, and all that can be seen of it from outside.
-
-    The number of environments is a small integer of numpy's: steps that were counted in such would run over.
-    """
+    """A run on marked episodes, in rollouts of seven steps, and all that can be seen of it from outside."""
     module, out, make_vec = load(name), io.StringIO(), gym.make_vec
-    settings = {"gamma": 0.7, "num_envs": np.int8(3)} | ({"gae_lambda": 0.3} if name in PPO else {})
-    settings |= {"init_log_std": 1.0} if name == "ppo_continuous" else {}
+    settings, network = {"init_log_std": 1.0} if name == "ppo_continuous" else {}, network_of(name)
     run = SimpleNamespace(passes=[], acts=[], losses=[], estimates=[], scales=[])
-    run.config, network = small(name, total_steps=630, **settings), network_of(module)
+    # Steps that were counted in such small integers as here would run over.
+    run.config = small(name, total_steps=630, gamma=0.7, num_envs=np.int8(3), **settings)
 
-    def make(*args, **kwargs):
-        run.envs = Played(make_vec(*args, **kwargs), whole=name == "reinforce")
+    def make(*args):
+        run.envs = Played(make_vec(*args), whole=name == "reinforce")
         return run.envs
 
     def note_agent(_, agent, *args):
@@ -148,8 +139,8 @@ def recorded(name):
             spy(patch, module, "compute_gae" if name in PPO else "td_error", note_estimate)
         _, run.history = module.train(run.config)
     pattern = r"step (\S+)  episode (\S+)  average score of the last 20 episodes: (\S+)(?:  kl (\S+))?  entropy (\S+)"
-    lines = [re.fullmatch(pattern, line).groups() for line in out.getvalue().splitlines()]
-    run.lines = [[x and float(x.replace(",", "")) for x in line] for line in lines]
+    lines = [re.fullmatch(pattern, line) for line in out.getvalue().splitlines()]
+    run.lines = [[x and float(x.replace(",", "")) for x in line.groups()] for line in lines]
     return run
 
 
@@ -166,24 +157,6 @@ def test_the_weights_are_orthogonal_and_small_at_the_policys_output_and_all_netw
             weight = min(layer.weight, layer.weight.T, key=len) / gain
             torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)), rtol=1e-5, atol=1e-5)
             assert not layer.bias.any()
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_actions_are_the_likeliest_or_sampled_from_the_policy(name):
-    agent = new_agent(name)
-    agent.policy[-1].weight.data *= 150  # far from uniform
-    obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    output = agent.policy(agent.scale(torch.as_tensor(obs))).detach()
-    likeliest, sampled = agent.act(obs, greedy=True), np.stack([agent.act(obs) for _ in range(400)])
-    if name == "ppo_continuous":
-        np.testing.assert_allclose(likeliest, output, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(sampled.mean(0), output, atol=0.35)
-        np.testing.assert_allclose(sampled.std(0), agent.log_std.exp().detach().expand(50, 2), rtol=0.15)
-    else:
-        np.testing.assert_array_equal(likeliest, output.argmax(-1))
-        frequencies = np.stack([(sampled == k).mean(0) for k in range(3)], -1)
-        assert np.abs(frequencies - output.softmax(-1).numpy()).max() < 0.12
-        assert 0.4 < output.softmax(-1).max(-1).values.mean() < 0.95
 
 
 @pytest.mark.parametrize("low, high", [(-2.0, 2.0), (0.1, 0.3), (-1e-3, 1e5), (-0.7, 0.1)])
@@ -205,9 +178,6 @@ def test_actions_are_learned_as_sampled_unclipped_and_played_within_bounds():
     learned, sampled = torch.cat([action for action, *_ in run.losses]), np.concatenate(run.acts)
     assert learned.abs().max() > 4 and set(map(tuple, learned.tolist())) <= set(map(tuple, sampled.tolist()))
     np.testing.assert_allclose(np.concatenate(run.acts[:7]).std(), math.e, rtol=0.25)
-
-
-# ---- What is counted, and what is learned from ----
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -265,30 +235,23 @@ def test_environments_may_reuse_their_arrays(name, wrap, quiet):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("name", [*PPO, "actor_critic"])
-def test_without_a_finished_episode_there_is_no_average(name, capsys):
-    _, history = load(name).train(small(name, env_id=marked(name, "Endless"), total_steps=42))
-    assert history == [] and "episode 0  average score of the last 20 episodes: nan" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("kind", ["OneStep", "Marked"])
-@pytest.mark.parametrize("num_envs, num_steps, num_minibatches", [(1, 2, 1), (3, 7, 4), (3, 7, 9), (1, 9, 4)])
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (3, 7, 4), (3, 7, 9), (1, 9, 4)])
 @pytest.mark.parametrize("name", PPO)
-def test_every_number_of_minibatches_is_kept_to_and_advantages_are_normalised_in_each_without_nan_in_one_of_one_step(
-    name, num_envs, num_steps, num_minibatches, kind, monkeypatch, quiet
-):
+def test_minibatches_are_as_many_as_asked_for_and_one_of_one_step_gives_no_nan(name, sizes, kind, monkeypatch, quiet):
     """Also where each episode is one step long, so that half of all steps only reset."""
     module, batches = load(name), []
     spy(monkeypatch, module, "ppo_loss", lambda _, pi, value, action, old, advantage, *args: batches.append(advantage))
-    how = dict(num_envs=num_envs, num_steps=num_steps, num_minibatches=num_minibatches)
-    agent, _ = module.train(small(name, total_steps=4 * num_envs * num_steps, env_id=marked(name, kind), **how))
-    assert len(batches) == 4 * 2 * num_minibatches and weights_of(agent).isfinite().all()
-    sizes = np.array([len(batch) for batch in batches]).reshape(4, 2, num_minibatches)
-    assert sizes.min() >= 1 and np.ptp(sizes, (1, 2)).max() <= 1
+    N, T, parts = sizes
+    how = dict(num_envs=N, num_steps=T, total_steps=4 * N * T, env_id=marked(name, kind))
+    agent, _ = module.train(small(name, num_minibatches=parts, **how))
+    assert len(batches) == 4 * 2 * parts and weights_of(agent).isfinite().all()
+    lengths = np.array([len(batch) for batch in batches]).reshape(4, 2, parts)
+    assert lengths.min() >= 1 and np.ptp(lengths, (1, 2)).max() <= 1
     for x in batches:
-        assert abs(x.mean()) < 1e-4 and x.std(correction=0) == pytest.approx(len(x) > 1, abs=2e-3)
+        assert abs(x.mean()) < 1e-4 and x.std(correction=0) == pytest.approx(float(len(x) > 1), abs=2e-3)
     with pytest.raises(ValueError, match="num-minibatches"):  # more than there are steps, at worst
-        module.train(small(name, **how | dict(num_minibatches=num_envs * (num_steps // 2) + 1)))
+        module.train(small(name, num_minibatches=N * (T // 2) + 1, **how))
 
 
 @pytest.mark.parametrize("name", [*PPO, "actor_critic"])
@@ -297,16 +260,13 @@ def test_estimates_get_the_true_successors_and_both_kinds_of_end_once_per_rollou
     run = recorded(name)
     assert len(run.estimates) == 30  # not once per epoch
     for k, (true, reward, value, *ends) in enumerate(run.estimates):
-        *_, terminated, truncated, _ = zip(*run.envs.rows[7 * k : 7 * k + 7])
-        if name in PPO:
-            torch.testing.assert_close(value[1:], true)
-            np.testing.assert_array_equal(ends, [terminated, truncated])
-        else:  # the values of the steps and of their successors are two arguments
-            torch.testing.assert_close(torch.stack([value[1:], ends[0][:-1]]), torch.stack([true[:-1]] * 2))
-            torch.testing.assert_close(ends[0], true)
-            np.testing.assert_array_equal(ends[1], terminated)
-            raw = np.stack([row[1] for row in run.envs.rows[7 * k : 7 * k + 7]])
-            np.testing.assert_allclose(reward, run.config.reward_scale * raw, rtol=1e-5)
+        _, raw, terminated, truncated, _ = zip(*run.envs.rows[7 * k : 7 * k + 7])
+        next_value, ends = (value[1:], ends) if name in PPO else (ends[0], ends[1:])
+        torch.testing.assert_close(next_value, true)
+        np.testing.assert_array_equal(ends, [terminated, truncated][: len(ends)])
+        if name == "actor_critic":
+            torch.testing.assert_close(value[1:], true[:-1])
+            np.testing.assert_allclose(reward, run.config.reward_scale * np.array(raw), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -340,7 +300,6 @@ def test_reinforce_needs_at_least_two_environments(quiet):
     """With one, the mean of the returns at the same step would be the return itself."""
     with pytest.raises(ValueError, match="--num-envs 1"):
         load("reinforce").train(small("reinforce", num_envs=1))
-    assert load("reinforce").train(small("reinforce", num_envs=2))[1]
 
 
 # ---- The scale of the observations ----
@@ -385,9 +344,8 @@ def test_features_are_scaled_and_those_far_from_0_centred_once_so_that_the_limit
     if case == "one-hot":  # what is 0 stays 0, also where a state is not seen at all
         assert torch.equal(scale(torch.eye(5)), torch.diag(scale(torch.eye(5)).diagonal().clamp(min=std)))
     copied.load_state_dict(scale.state_dict())
-    for either in (scale, copied):  # the shift is saved, and does not move any more
-        either.update(first - 1000)
-        np.testing.assert_allclose(either.shift, shift, rtol=1e-4)
+    scale.update(first - 1000), copied.update(first - 1000)  # the shift is saved, and does not move any more
+    np.testing.assert_allclose(scale.shift, shift, rtol=1e-4)
     assert torch.equal(scale(obs), copied(obs))
 
 
@@ -406,26 +364,20 @@ def test_the_small_scripts_divide_by_half_the_root_mean_square(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_observation_statistics_are_those_of_all_valid_observations_so_far(name):
-    """And not those of a single rollout, nor of a final observation, whose last feature would be 1."""
-    scale, seen = recorded(name).agent.scale, np.concatenate(recorded(name).envs.seen).astype(np.float64)
-    assert scale.count == len(seen) > 300 and not seen[:, 2].any() and seen[:, 0].std() > 5
-    if name in PPO:
-        np.testing.assert_allclose(scale.mean, seen.mean(0), rtol=1e-4)
-        np.testing.assert_allclose(scale.std, np.maximum(seen.std(0), 1e-4), rtol=1e-4)
-    else:
-        np.testing.assert_allclose(scale.mean_square, np.square(seen).mean(0), rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_all_networks_see_the_same_scale_which_changes_only_between_rollouts(name):
-    """The policy that plays, the estimates and the update. The number of the episode, unscaled, goes beyond 10."""
+def test_all_networks_see_one_scale_which_changes_only_between_rollouts_and_knows_all_valid_observations(name):
+    """The policy that plays, the estimates and the update see it. A final observation's last feature would be 1."""
     scales, inputs = [scale[:2] for scale in recorded(name).scales], [scale[2] for scale in recorded(name).scales]
     blocks = [scale for i, (scale, _) in enumerate(scales) if i == 0 or scale != scales[i - 1][0]]
     assert len(blocks) == len(set(blocks)) and blocks == sorted(blocks)
     assert len(blocks) == 30 or name == "reinforce" and len(blocks) > 10
     assert {(block, grad) for block in blocks for grad in (True, False)} == set(scales)  # it played and learned
-    assert max(inputs) <= 10 and np.concatenate(recorded(name).envs.seen).max() > 20
+    scale, seen = recorded(name).agent.scale, np.concatenate(recorded(name).envs.seen).astype(np.float64)
+    assert scale.count == len(seen) > 300 and not seen[:, 2].any() and max(inputs) <= 10 and seen.max() > 20
+    if name in PPO:
+        np.testing.assert_allclose(scale.mean, seen.mean(0), rtol=1e-4)
+        np.testing.assert_allclose(scale.std, np.maximum(seen.std(0), 1e-4), rtol=1e-4)
+    else:
+        np.testing.assert_allclose(scale.mean_square, np.square(seen).mean(0), rtol=1e-4)
 
 
 # ---- The gradient step, and the optimizer of PPO ----
@@ -434,26 +386,24 @@ def test_all_networks_see_the_same_scale_which_changes_only_between_rollouts(nam
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_learning_rate_falls_linearly(name):
     run = recorded(name)
-    rates, first = [step.lr for step in run.steps], run.config.learning_rate
-    assert rates[0] == first and rates == sorted(rates, reverse=True) and 0 < rates[-1] < 0.2 * first
+    (_, rates, eps, betas), first = zip(*run.steps), run.config.learning_rate
+    assert rates[0] == first and [*rates] == sorted(rates, reverse=True) and 0 < rates[-1] < 0.2 * first
     if name != "reinforce":  # whose updates are as long as the episodes
         each = 4 * 2 if name in PPO else 1
         assert rates == pytest.approx([first * (1 - k / 30) for k in range(30) for _ in range(each)])
-    (optimizer,) = {step.optimizer for step in run.steps}
-    assert optimizer.param_groups[0]["eps"] == 1e-5 and optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    assert {*eps} == {1e-5} and {*betas} == {(0.9, 0.999)}
 
 
 @pytest.mark.parametrize("name", [*PPO, "actor_critic"])
 def test_the_gradient_is_clipped_to_its_greatest_norm_or_left(name, monkeypatch, quiet):
     steps, runs = spy_on_steps(monkeypatch, load(name)), []
-    sizes = {"reward_scale": 1.0} if name == "actor_critic" else {}
     for limit in (1e9, 0.05, None):
         steps.clear()
         limit = limit or 1.01 * float(runs[0][0].norm())
-        load(name).train(small(name, max_grad_norm=limit, total_steps=63, **sizes))
-        runs.append([step.grad for step in steps])
+        load(name).train(small(name, max_grad_norm=limit, total_steps=63))
+        runs.append([grad for grad, *_ in steps])
     free, held, left = runs
-    assert max(grad.norm() for grad in free) > 0.3 and all(grad.norm() < 0.05001 for grad in held)
+    assert free[0].norm() > 0.1 and all(grad.norm() < 0.05001 for grad in held)
     torch.testing.assert_close(held[0], 0.05 * free[0] / free[0].norm(), rtol=1e-3, atol=1e-6)  # not turned
     assert torch.equal(left[0], free[0])
 
@@ -461,31 +411,28 @@ def test_the_gradient_is_clipped_to_its_greatest_norm_or_left(name, monkeypatch,
 @pytest.mark.parametrize("name", PPO)
 def test_adam_is_torchs_and_goes_the_way_of_torchs_adam(name):
     """With gradients of any size, a learning rate that changes, moved parameters, and from a kept state."""
-    adam, nets, optimizers = load(name).Adam, [], []
+    adam, how = load(name).Adam, dict(lr=0.01, eps=1e-5, fused=True)
     assert issubclass(adam, torch.optim.Optimizer)
-    for kind in (adam, torch.optim.Adam, adam):
-        torch.manual_seed(1)
-        nets.append(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)))
-        optimizers.append(kind(nets[-1].parameters(), lr=0.01, eps=1e-5, fused=True))
-    start = weights_of(nets[0]).clone()
+    start = new_agent(name).critic
+    nets = [copy.deepcopy(start) for _ in range(3)]
+    optimizers = [kind(net.parameters(), **how) for kind, net in zip((adam, torch.optim.Adam, adam), nets)]
     for k in range(80):
         if k == 30:
             nets[0].double().float()  # whose parameters stay those of the optimizer
             nets[2] = copy.deepcopy(nets[0])
-            optimizers[2] = adam(nets[2].parameters(), lr=0.5, eps=1e-3, fused=True)
+            optimizers[2] = adam(nets[2].parameters(), lr=0.5, eps=1e-3)
             optimizers[2].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
             assert len({str(optimizer.state_dict()) for optimizer in optimizers}) == 1
-        x = torch.randn(16, 4)
+        x = torch.randn(16, 3)
         for net, optimizer in zip(nets, optimizers):
             optimizer.param_groups[0]["lr"] = 0.01 * (1 - k / 80)
             optimizer.zero_grad()
-            assert all(p.grad is None for p in net.parameters())
-            ([1.0, 1e3, 1e-6, 1e-2][k // 20] * (net(x) - x[:, :2] ** 2).square().mean()).backward()
+            ([1.0, 1e3, 1e-6, 1e-2][k // 20] * (net(x) - x[:, :1] ** 2).square().mean()).backward()
             optimizer.step()
-    assert (weights_of(nets[0]) - start).abs().max() > 0.1
+    assert (weights_of(nets[0]) - weights_of(start)).abs().max() > 0.1
     assert all(torch.equal(weights_of(nets[0]), weights_of(net)) for net in nets)
     optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
-    assert torch.optim.lr_scheduler.StepLR(optimizers[0], 1) and len(optimizers[0].param_groups) == 2
+    assert torch.optim.lr_scheduler.StepLR(optimizers[0], 1).get_last_lr() == [optimizers[0].param_groups[0]["lr"], 0.01]
 
 
 @pytest.mark.parametrize("frozen", ["policy.0", "policy", "critic"])
@@ -493,12 +440,8 @@ def test_adam_is_torchs_and_goes_the_way_of_torchs_adam(name):
 def test_frozen_parameters_stay_and_the_others_learn(name, frozen, monkeypatch, quiet):
     """A gradient may then be 0: a minibatch of one step has no advantage over itself. This is no mistake."""
     module, starts = load(name), []
-
-    def freeze(_, agent, *args):
-        agent.get_submodule(frozen).requires_grad_(False)
-        starts.append(copy.deepcopy(agent.state_dict()))
-
-    spy(monkeypatch, module.ActorCritic, "__init__", freeze)
+    spy(monkeypatch, module.ActorCritic, "__init__", lambda _, agent, *args: starts.append(
+        copy.deepcopy(agent.state_dict())) or agent.get_submodule(frozen).requires_grad_(False))
     agent, _ = module.train(small(name, num_minibatches=4 if frozen == "policy.0" else 9, total_steps=63))
     for key, parameter in agent.named_parameters():
         assert torch.equal(parameter, starts[0][key]) == key.startswith(f"{frozen}."), key
@@ -513,24 +456,21 @@ def test_nothing_slow_is_imported_by_ppo_not_even_for_a_checkpoint(tmp_path):
         "    script.train(script.Config(**how | dict(load=how['save'], total_steps=100)))\n"
         "print([m for m in ('torch._dynamo', 'sympy', 'torch._inductor') if m in sys.modules])"
     )
-    command = [sys.executable, "-c", code, f"{tmp_path}/"]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    out = subprocess.check_output([sys.executable, "-c", code, f"{tmp_path}/"], cwd=ROOT, text=True)
     assert out.splitlines()[-1] == "[]" and len(list(tmp_path.iterdir())) == 2 and out.count("step 100 ") == 2
 
 
 @pytest.mark.parametrize("mode", [None, "sync"])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_same_seed_gives_the_same_history_and_neighbouring_seeds_share_no_start(
-    name, mode, wrap, monkeypatch, quiet
-):
+def test_one_seed_gives_one_history_and_neighbouring_seeds_share_no_start(name, mode, wrap, monkeypatch, quiet):
     """Environments are seeded once: with a seed at each reset, all episodes would begin in the same state."""
     module, runs = load(name), []
     if mode == "sync":  # single environments, stepped one by one, as Pendulum's are anyway
         monkeypatch.setattr(gym, "make_vec", functools.partial(gym.make_vec, vectorization_mode="sync"))
     made, sizes = wrap(lambda env: Played(env, False)), {} if name == "reinforce" else {"num_steps": 50}
+    total = 650 if name == "ppo_continuous" else 300
     for seed in (340, 340, 341):
         torch.manual_seed(len(runs))  # what was drawn before must not matter
-        total = 650 if name == "ppo_continuous" else 300
         runs.append(module.train(small(name, env_id=TASK[name], total_steps=total, seed=seed, **sizes)))
     for seed in (340, 341):  # in as many environments as in training: their first draws could be the same
         module.evaluate(runs[0][0], module.make_envs(TASK[name], 3), seed=seed)
@@ -543,9 +483,6 @@ def test_the_same_seed_gives_the_same_history_and_neighbouring_seeds_share_no_st
     assert [envs.seeds for envs in made] == [[340_000], [340_000], [341_000], [340_500], [341_500]]
 
 
-# ---- One policy, for acting and for learning ----
-
-
 def forbidden(obs):
     """Which of three actions must not be played (..., 3): the first in even steps, the second in odd ones."""
     even = obs[..., 1] % 2 == 0
@@ -554,44 +491,47 @@ def forbidden(obs):
 
 @pytest.mark.parametrize("name", ["ppo_discrete", "reinforce", "actor_critic"])
 def test_a_mask_added_in_one_place_holds_for_acting_learning_and_evaluation(name, monkeypatch, quiet):
-    module, learned, played, ratios = load(name), [], [], []
+    module, learned, played = load(name), [], []
 
     def masked_pi(agent, obs):
         logits = agent.policy(agent.scale(obs))
         pi = Categorical(logits=logits.masked_fill(forbidden(obs), -torch.inf), validate_args=False)
         pi.chances = logits.detach().double().exp() * ~forbidden(obs)
+        pi.chances /= pi.chances.sum(-1, keepdim=True)
         return pi
 
-    monkeypatch.setattr(network_of(module), "pi", masked_pi)
-    spy(monkeypatch, network_of(module), "act", lambda action, _, obs, *greedy: played.append((obs.copy(), action)))
+    def note_act(action, agent, obs, greedy=False):
+        chances = agent.pi(torch.as_tensor(obs)).chances.numpy()
+        rows = zip(obs[:, 1] % 2, action, action == chances.argmax(-1), chances.max(-1))
+        played.extend((*row, greedy) for row in rows)
+
+    monkeypatch.setattr(network_of(name), "pi", masked_pi)
+    spy(monkeypatch, network_of(name), "act", note_act)
     spy(monkeypatch, Categorical, "log_prob", lambda value, pi, action: learned.append((value.detach(), pi, action)))
-    if name == "ppo_discrete":
-        spy(monkeypatch, module, "ppo_loss", lambda _, pi, v, act, old, *x: ratios.append(pi.log_prob(act) - old))
     agent, _ = module.train(small(name))
     for greedy in (True, False):
         module.evaluate(agent, module.make_envs(marked(name), 20), greedy)
-    obs, action = map(np.concatenate, zip(*played))
-    counts = np.array([[np.sum((obs[:, 1] % 2 == odd) & (action == a)) for a in range(3)] for odd in (0, 1)])
-    assert counts[0, 0] == counts[1, 1] == 0 and np.sort(counts.ravel())[2] > 5
+    odd, action, likeliest, chance, greedy = np.array(played, float).T
+    assert {*zip(odd, action)} == {(0, 1), (0, 2), (1, 0), (1, 2)} and likeliest[greedy == 1].all()
+    likeliest, chance = likeliest[greedy == 0], chance[greedy == 0]  # sampled
+    assert abs((likeliest - chance).sum()) < 4 * np.sqrt((chance * (1 - chance)).sum()) < (1 - chance).sum()
     assert len(learned) > 10 and weights_of(agent).isfinite().all()
     for value, pi, action in learned:
-        expected = pi.chances.gather(-1, action.unsqueeze(-1)).squeeze(-1) / pi.chances.sum(-1)
+        expected = pi.chances.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         torch.testing.assert_close(value.double().exp(), expected, rtol=1e-4, atol=1e-6)
-    assert all(x.abs().max() < 1e-5 for x in ratios[:: 2 * 4])  # in a first minibatch, π is still π_old
 
 
 def test_a_gaussian_changed_in_one_place_is_played_learned_and_evaluated(monkeypatch, quiet):
-    module, learned, played, std = load("ppo_continuous"), [], [], torch.tensor([0.02, 0.04])
+    module, learned, noise, std = load("ppo_continuous"), [], ([], []), torch.tensor([0.02, 0.04])
     mean_of = lambda agent, obs: agent.policy(agent.scale(torch.as_tensor(obs))).tanh() + 0.3
     monkeypatch.setattr(module.ActorCritic, "pi", lambda agent, obs: Independent(Normal(mean_of(agent, obs), std), 1))
-    spy(monkeypatch, module.ActorCritic, "act", lambda action, agent, obs, *greedy: played.append(
-        (action - mean_of(agent, obs).detach().numpy(), any(greedy))))
+    spy(monkeypatch, module.ActorCritic, "act", lambda action, agent, obs, greedy=False: noise[greedy].extend(
+        action - mean_of(agent, obs).detach().numpy()))
     spy(monkeypatch, module, "ppo_loss", lambda _, pi, value, action, *args: learned.append(
         (action - pi.mean.detach(), pi.log_prob(action).detach())))
     agent, _ = module.train(small("ppo_continuous"))
     module.evaluate(agent, module.make_envs(marked("ppo_continuous"), 3))
-    noise = [np.concatenate([distance for distance, greedy in played if greedy == kind]) for kind in (False, True)]
-    np.testing.assert_allclose(noise[0].std(0), std, rtol=0.15)
+    np.testing.assert_allclose(np.std(noise[0], 0), std, rtol=0.15)
     assert np.abs(noise[1]).max() < 1e-6
     for distance, log_prob in learned:
         expected = -((distance / std) ** 2).sum(-1) / 2 - math.log(0.02 * 0.04) - math.log(2 * math.pi)
@@ -600,12 +540,10 @@ def test_a_gaussian_changed_in_one_place_is_played_learned_and_evaluated(monkeyp
 
 @pytest.mark.parametrize("wrapper, value, at", [  # of observations, the first is that of the reset
     (TransformObservation, np.nan, 2), (TransformObservation, np.nan, 8), (TransformObservation, 2.0, 4),
-    (TransformReward, np.nan, 3), (TransformReward, np.inf, 7), (TransformReward, -np.inf, 8), (TransformReward, 2.0, 3),
+    (TransformReward, np.nan, 3), (TransformReward, np.inf, 7), (TransformReward, -np.inf, 8), (TransformReward, 2, 3),
 ])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_nan_observation_or_an_infinite_reward_stops_the_run_before_it_is_learned(
-    name, wrapper, value, at, wrap, monkeypatch, quiet
-):
+def test_a_nan_observation_or_an_infinite_reward_stops_the_run(name, wrapper, value, at, wrap, monkeypatch, quiet):
     module, agents, calls = load(name), [], []
 
     def spoil(array):
@@ -614,10 +552,10 @@ def test_a_nan_observation_or_an_infinite_reward_stops_the_run_before_it_is_lear
             array.flat[0] = value
         return array
 
-    spy(monkeypatch, network_of(module), "__init__", lambda _, agent, *args: agents.append(agent))
+    spy(monkeypatch, network_of(name), "__init__", lambda _, agent, *args: agents.append(agent))
     wrap(lambda env: wrapper(env, spoil))
-    errors = pytest.raises((RuntimeError, ValueError, FloatingPointError))
-    with contextlib.nullcontext() if np.isfinite(value) else errors:
+    errors = RuntimeError, ValueError, FloatingPointError
+    with contextlib.nullcontext() if np.isfinite(value) else pytest.raises(errors):
         module.train(small(name, env_id=TASK[name], total_steps=42))
     assert at <= len(calls) <= 15 or name == "reinforce"  # which plays its episodes to their ends
     assert weights_of(agents[0]).isfinite().all()
@@ -625,29 +563,27 @@ def test_a_nan_observation_or_an_infinite_reward_stops_the_run_before_it_is_lear
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_interrupted_training_returns_what_was_learned(name, wrap, monkeypatch, capsys):
-    module, made, step = load(name), wrap(lambda env: Played(env, name == "reinforce")), Played.step
+    module, calls = load(name), []
 
-    def interrupting(envs, actions):
-        if len(envs.rows) == 30:
+    def stop(reward):
+        calls.append(reward)
+        if len(calls) == 31:
             raise KeyboardInterrupt
-        return step(envs, actions)
+        return reward
 
-    monkeypatch.setattr(Played, "step", interrupting)
+    made = wrap(lambda env: TransformReward(Played(env, name == "reinforce"), stop))
     agent, history = module.train(small(name))
     stopped = int(re.fullmatch(r"stopped at step (\d+)", capsys.readouterr().out.splitlines()[-1])[1])
     assert stopped == 84 or name == "reinforce" and 50 < stopped <= 90  # after the last whole rollout
-    assert [at for at, _ in history] == [at for at, _ in made[0].scores if at <= stopped] and len(history) > 8
+    assert [at for at, _ in history] == [at for at, _ in made[0].env.scores if at <= stopped] and len(history) > 8
     assert not torch.equal(weights_of(agent), weights_of(new_agent(name)))
-
-
-# ---- Evaluation, and the whole ----
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_evaluate_plays_exactly_one_episode_in_each_environment_and_leaves_the_agent_alone(name, wrap, monkeypatch):
     module, agent, kinds = load(name), copy.deepcopy(recorded(name).agent), []
     before, made = copy.deepcopy(agent.state_dict()), wrap(lambda env: Played(env, whole=True))
-    spy(monkeypatch, network_of(module), "act", lambda action, agent, obs, greedy: kinds.append(greedy))
+    spy(monkeypatch, network_of(name), "act", lambda action, agent, obs, greedy: kinds.append(greedy))
     how = [(), (True, 0), (False, 1)]
     runs = [module.evaluate(agent, module.make_envs(marked(name), 30), *given).tolist() for given in how]
     for scores, envs in zip(runs, made):
@@ -659,17 +595,20 @@ def test_evaluate_plays_exactly_one_episode_in_each_environment_and_leaves_the_a
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_episode_without_an_end_is_left_after_10_000_steps(name, wrap, monkeypatch, quiet):
+def test_an_episode_without_an_end_is_left_after_10_000_steps(name, wrap, monkeypatch, capsys):
     class Still(Recount):
         def step(self, actions):  # to save time, nothing moves
             self.env_step += 1
             ends = np.array([self.env_step == 3, False])
             return np.zeros((2, 3), np.float32), np.array([1.0, 2.0]), np.zeros(2, bool), ends, {}
 
-    module, agent, made = load(name), new_agent(name), wrap(Still)
-    action = agent.act(np.zeros((2, 3), np.float32))
-    monkeypatch.setattr(network_of(module), "act", lambda *_: action)
-    scores = module.evaluate(agent, module.make_envs(marked(name, "Endless"), 2))
+    module, agent, endless = load(name), new_agent(name), marked(name, "Endless")
+    if name != "reinforce":  # without a finished episode there is no average
+        _, history = module.train(small(name, env_id=endless, total_steps=42))
+        assert history == [] and "episode 0  average score of the last 20 episodes: nan" in capsys.readouterr().out
+    action, made = agent.act(np.zeros((2, 3), np.float32)), wrap(Still)
+    monkeypatch.setattr(network_of(name), "act", lambda *_: action)
+    scores = module.evaluate(agent, module.make_envs(endless, 2))
     assert scores.tolist() == [3.0, 20_000.0] and made[0].env_step == 10_000
     if name == "reinforce":  # whose training plays whole episodes, too
         _, history = module.train(small(name, num_envs=2, total_steps=1))
@@ -678,12 +617,10 @@ def test_an_episode_without_an_end_is_left_after_10_000_steps(name, wrap, monkey
 
 @pytest.mark.parametrize("episodes", [0, 40])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_main_evaluates_the_trained_agent_greedily_in_as_many_episodes_as_asked_for(
-    name, episodes, wrap, monkeypatch, capsys
-):
+def test_main_evaluates_greedily_in_as_many_episodes_as_asked_for(name, episodes, wrap, monkeypatch, capsys):
     module, kinds, agents, made = load(name), [], [], wrap(lambda env: Played(env, whole=True))
-    note = lambda action, agent, obs, greedy=False: kinds.append((len(made), greedy, weights_of(agent)))
-    spy(monkeypatch, network_of(module), "act", note)
+    spy(monkeypatch, network_of(name), "act", lambda action, agent, obs, greedy=False: kinds.append(
+        (len(made), greedy, weights_of(agent))))
     spy(monkeypatch, module, "train", lambda result, config: agents.append(weights_of(result[0]).clone()))
     flags = f"--env-id {marked(name)} --total-steps 60 --num-envs 2 --seed 3 --eval-episodes {episodes}"
     flags += "" if name == "reinforce" else " --num-steps 7"
@@ -699,10 +636,9 @@ def test_main_evaluates_the_trained_agent_greedily_in_as_many_episodes_as_asked_
 
 
 @pytest.mark.parametrize("name, origin", [*((name, 0) for name in SCRIPTS), ("ppo_discrete", [300, 0, 20, 0])])
-def test_it_solves_its_task_as_published_also_where_positions_and_angles_are_counted_from_far_away(
-    name, origin, wrap, quiet
-):
-    module, config = load(name), load(name).Config()
+def test_it_solves_its_task_also_where_positions_and_angles_are_counted_from_far_away(name, origin, wrap, quiet):
+    module = load(name)
+    config = module.Config(seed={"ppo_discrete": 4, "ppo_continuous": 0, "reinforce": 5, "actor_critic": 3}[name])
     moved = lambda env: TransformObservation(env, lambda obs: obs + np.array(origin, np.float32)) if origin else env
     made = wrap(lambda env: StopWhenSolved(moved(env), SOLVED[TASK[name]]))
     _, history = module.train(config)

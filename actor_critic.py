@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
 # ///
-"""Actor-critic, in one file: with TD errors, with Q, or with the advantage.
+"""Actor-critic, in one file: with temporal difference (TD) errors, Q, or the advantage.
 
 The policy π(a|s), or actor, gives the probability of action a in state s. The return is the sum of
 the rewards r still to come, where a reward k steps later is multiplied by γ^k. The critic learns to
@@ -18,12 +18,12 @@ E is the mean over the steps of an update, in which ψ_t is first normalised to 
 deviation 1. No gradient flows through ψ_t, nor through the targets r_t + γ V and r_t + γ Q, where
 V and Q of a terminal state count as 0. The entropy H is large where the policy is undecided.
 
-V is the mean of Q over the policy's actions, and Q - V the advantage: as ψ_t it has less noise than
-Q, and on average the same gradient ([1] Sec. 13.4). The δ_t of V, the temporal difference (TD)
-error, estimates it without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7).
+V is the mean of Q over the policy's actions, and Q - V the advantage. As ψ_t it has less noise than
+Q and, on average, the same gradient ([1] Sec. 13.4). The δ_t of V, the TD error, estimates this
+advantage without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7).
 
-`python actor_critic.py` solves CartPole after about 18,000 of 100,000 steps: the last 20 episodes
-then average a score, the sum of the rewards, of 475. Q alone needs --gamma 0.99 --max-grad-norm 0.2
+`python actor_critic.py` solves CartPole (the last 20 scores average 475) after about 18,000 of
+100,000 steps. With --critic q, add --gamma 0.99 --max-grad-norm 0.2.
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 """
 
@@ -55,14 +55,14 @@ class Config:
     gamma: float = 0.995  # discount of later rewards
     critic: str = "td"  # td, q or advantage: what the weight psi of an action is
     entropy_coef: float = 0.01  # c, the weight of the entropy bonus
-    reward_scale: float = 0.05  # learn from the rewards times this number
+    reward_scale: float = 0.05  # rewards are multiplied by this before learning
     hidden_size: int = 64  # units of each network's hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     eval_episodes: int = 100  # episodes of the evaluation after training; 0: none
 
 
 class ObsScale(nn.Module):
-    """Scales each feature to a root mean square of 2: networks learn best from numbers around 1."""
+    """Scales each feature to a root mean square of 2: networks learn best from such numbers."""
     def __init__(self, obs_dim):
         super().__init__()
         # Buffers are not learned, but belong to state_dict(), as the weights do.
@@ -87,7 +87,7 @@ def mlp(sizes, output_gain):
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.Tanh()]
-    nn.init.orthogonal_(layer.weight, output_gain)
+    nn.init.orthogonal_(layer.weight, output_gain)  # the output layer, anew
     return nn.Sequential(*layers[:-1])
 
 
@@ -164,13 +164,13 @@ def td_error(reward, value, next_value, terminated, gamma):
 
 
 def weigh(agent, config, obs, action, reward, terminated):
-    """The weight ψ of each action and the critics' squared error, both (T, N), by --critic."""
+    """The weight ψ of each action and the critics' squared error, both (T, N)."""
     if config.critic != "q":
         v = agent.v(obs)  # (T+1, N)
         v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
         if config.critic == "td":
             return v_error, v_error.square()
-    # In the last row, a_{t+1} is drawn here, and not played.
+    # The action after the last row is drawn for Q alone: it is not played.
     last_action = agent.pi(obs[-1:]).sample()
     q = agent.q(obs, torch.cat([action, last_action]))  # (T+1, N)
     q_error = td_error(reward, q[:-1], q[1:], terminated, config.gamma)
@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Copies of an environment have the seeds s, s + 1, ..., so those of two runs are kept apart.
+    # Copies get the seeds s, s + 1, ...: with steps of 1000, two runs share none.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:
@@ -202,12 +202,12 @@ def train(config):
             # Collect: play T steps of each environment with the current policy.
             history += buffer.collect(envs, agent, env_step)
             env_step += config.num_envs * config.num_steps
-            # The buffer's arrays as tensors: no numbers are copied.
+            # View the buffer's arrays, in the order of its __init__, as tensors (not copied).
             obs, action, reward, terminated, _, valid = map(
                 torch.as_tensor, vars(buffer).values())
 
-            # Estimate: the weights of the actions, and what the critics' errors cost.
-            reward = config.reward_scale * reward  # a small V is learned faster
+            # Estimate: ψ of each action, and the squared errors of the critics.
+            reward = config.reward_scale * reward  # V, first near 0, reaches small targets sooner
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.
@@ -228,7 +228,7 @@ def train(config):
             nn.utils.clip_grad_norm_(
                 agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
             optimizer.step()
-            agent.scale.update(b_obs)  # only now: π above used the old scale
+            agent.scale.update(b_obs)  # only now, so that π above was the policy that played
 
             # Report about twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:
@@ -265,7 +265,7 @@ def make_envs(env_id, num_envs):
     envs = gym.make_vec(env_id, num_envs)
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete):
-        raise gym.error.Error(f"actions must be Discrete (ppo_continuous.py: a Box), not {space}")
+        raise gym.error.Error(f"actions must be Discrete (a Box: ppo_continuous.py), not {space}")
     obs_space = envs.single_observation_space
     if obs_space != gym.spaces.flatten_space(obs_space):
         envs = FlattenObservation(envs)
@@ -273,7 +273,7 @@ def make_envs(env_id, num_envs):
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
-    """Plays one episode in each of the N environments, of at most 10,000 steps. -> scores (N,)"""
+    """Returns the scores (N,) of an episode of at most 10,000 steps in each environment."""
     obs, _ = envs.reset(seed=1000 * seed + 500)  # other episodes than in training
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
@@ -302,7 +302,7 @@ def main():
     except ValueError as error:
         parser.error(error)
     try:
-        make_envs(config.env_id, 1)
+        make_envs(config.env_id, 1)  # a trial: does it exist?
     except (gym.error.Error, ModuleNotFoundError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
     agent, _ = train(config)

@@ -3,13 +3,13 @@
 # ///
 """PPO (Proximal Policy Optimization) for discrete actions, in one file.
 
-The policy π(a|s), or actor, gives the probability of action a in state s. It plays N copies of an
-environment for T steps: a rollout. The critic V(s) learns to predict the return, the sum of the
-rewards r that follow state s, where a reward k steps later is multiplied by γ^k. The advantage Â_t
-estimates how much better action a_t was than the policy's average action. PPO makes actions with an
-advantage above the mean more likely and the others less likely, in several epochs over the same
-steps. π_old is the policy that played them. The clip removes any gain from making a good action
-more than 1+ε times as likely as under π_old, or a bad one less than 1-ε times.
+The policy π(a|s), or actor, gives the probability of action a in state s.
+It plays N copies of an environment for T steps: a rollout. The critic V(s) learns to predict the
+return, the sum of the rewards r that follow state s, where a reward k steps later is multiplied by
+γ^k. The advantage Â_t estimates how much better action a_t was than the policy's average action.
+PPO makes actions with an advantage above the mean more likely and the others less likely, in
+several epochs over the same steps. π_old is the policy that played them. The clip removes any gain
+from making a good action more than 1+ε times as likely as under π_old, or a bad one less than 1-ε.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
@@ -18,13 +18,12 @@ more than 1+ε times as likely as under π_old, or a bad one less than 1-ε time
           + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
 V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was up. Â_{t+1} counts as
-0 if step t is the last of an episode or a rollout. This generalized advantage estimation (GAE)
-relies on the critic with λ = 0, on the rewards with λ = 1. R_t = Â_t + V(s_t), computed before the
-update, is the critic's target. E is the mean over a minibatch, a random part of the rollout. The
-entropy H is large where the policy is undecided, and c is its weight.
+0 if step t is the last of an episode or a rollout. The larger λ (0 to 1), the more this generalized
+advantage estimation (GAE) relies on the rewards instead of the critic. R_t = Â_t + V(s_t), computed
+before the update, is the critic's target. E is the mean over a minibatch, a random part of the
+rollout, in which Â_t is first normalised. The entropy H is large where the policy is undecided.
 
-`python ppo_discrete.py` solves CartPole after about 13,000 of 30,000 steps: the last 20 episodes
-then average a score, the sum of the rewards, of 475.
+`python ppo_discrete.py` solves CartPole, an average of 475, after about 13,000 of 30,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -67,12 +66,12 @@ class Config:
     hidden_size: int = 32  # units of each hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
-    load: str = ""  # checkpoint to resume, with its settings
+    load: str = ""  # checkpoint to resume; the command line also takes its settings
     eval_episodes: int = 100  # episodes of the evaluation after training; 0: none
     render: bool = False  # after training, play an episode in a window
 
 
-# Where another environment begins: Config(env_id="LunarLander-v3", **OTHER_TASKS). The command line
+# Settings to begin with elsewhere: Config(env_id="LunarLander-v3", **OTHER_TASKS). The command line
 # uses these settings for any --env-id but the one above.
 OTHER_TASKS = dict(
     total_steps=500_000, num_envs=8, num_steps=256, epochs=10, num_minibatches=16,
@@ -81,7 +80,7 @@ OTHER_TASKS = dict(
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations, as networks learn best from numbers around 1."""
+    """Scales each feature of the observations: networks learn best from numbers of about 1 or 2."""
     def __init__(self, obs_dim, target_std):
         super().__init__()
         self.target_std = target_std
@@ -96,7 +95,7 @@ class ObsScale(nn.Module):
         return ((obs - self.shift) * (self.target_std / self.std)).clamp(-10, 10)
 
     def update(self, obs):
-        """Merges B observations (B, obs_dim) into the running mean and deviation (Chan et al.)."""
+        """Merges B more observations (B, obs_dim) into the mean and deviation of all so far."""
         var, mean = torch.var_mean(obs, 0, correction=0)
         self.count += len(obs)
         weight = len(obs) / self.count
@@ -105,8 +104,8 @@ class ObsScale(nn.Module):
         var = (1 - weight) * (self.std**2 + weight * change**2) + weight * var
         self.std = var.clamp(min=1e-8).sqrt()
         if weight == 1:  # the first update
-            # tanh units saturate far from 0. So a mean beyond 2 standard deviations is moved to 2
-            # of them, or to 0 if it was beyond 10. A shift that kept changing would slow learning.
+            # Networks saturate far from 0. So a mean that is 2 to 10 deviations from 0 is moved to
+            # 2, and one farther away to 0. A shift that kept changing would slow learning down.
             beyond = mean - mean.clamp(-2 * self.std, 2 * self.std)
             self.shift = torch.where(mean.abs() > 10 * self.std, mean, beyond)
 
@@ -119,7 +118,7 @@ def mlp(sizes, output_gain):
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.Tanh()]
-    nn.init.orthogonal_(layer.weight, output_gain)
+    nn.init.orthogonal_(layer.weight, output_gain)  # the output layer, anew
     return nn.Sequential(*layers[:-1])
 
 
@@ -200,11 +199,11 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
 
 
 def ppo_loss(pi, value, action, old_log_prob, advantage, return_, config):
-    """The loss L to minimise, KL(π_old‖π) and the entropy. Tensors are (B,); return_ is R_t."""
+    """The loss L to minimise, KL(π_old‖π) and the entropy of a minibatch. return_ is R_t."""
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
-    assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # an estimate: how far has the policy moved?
+    assert ratio.shape == value.shape == advantage.shape == return_.shape  # (M,)
+    kl = (ratio - 1 - log_ratio).mean()  # estimates KL(π_old‖π): how far has the policy moved?
     clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     value_loss = (value - return_).square().mean()
@@ -214,7 +213,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, config):
 
 
 class Adam(optim.Adam):
-    """torch's Adam without the wrappers that import torch's compiler, which takes a second."""
+    """optim.Adam, but it starts a second sooner: it does not import torch's compiler."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     zero_grad = optim.Adam.zero_grad.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__
@@ -230,20 +229,20 @@ def train(config):
     """
     check(config)
     envs = make_envs(config.env_id, config.num_envs)
-    envs = NormalizeReward(envs, config.gamma)  # a small V is learned faster
+    envs = NormalizeReward(envs, config.gamma)  # divides by the return's deviation
     torch.manual_seed(config.seed)
     agent = ActorCritic(envs, config)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
     env_step = 0
     history = []
     if config.load:
-        checkpoint = torch.load(config.load, weights_only=True)  # runs no code of the file
+        checkpoint = torch.load(config.load, weights_only=True)  # runs no code hidden in the file
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copies of an environment have the seeds s, s + 1, ..., so those of two runs are kept apart.
+    # Copies get the seeds s, s + 1, ...: 1000 sets runs apart, env_step those of a resumed run.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -255,18 +254,18 @@ def train(config):
             history += buffer.collect(envs, agent, env_step)
             env_step += config.num_envs * config.num_steps
 
-            # Estimate advantages and targets, once per rollout, so that the targets stand still
-            # while the networks learn.
-            # The buffer's arrays as tensors: no numbers are copied.
+            # View the buffer's arrays, in the order of its __init__, as tensors (not copied).
             obs, action, reward, terminated, truncated, valid = map(
                 torch.as_tensor, vars(buffer).values())
+            # Estimate advantages and targets, once per rollout: the targets have to stand still
+            # while the networks learn.
             with torch.no_grad():
                 value = agent.value(obs)  # (T+1, N)
                 advantage = compute_gae(reward, value, terminated, truncated,
                                         config.gamma, config.gae_lambda)  # (T, N)
                 # Indexing with valid (T, N) keeps the B valid steps.
                 b_obs = obs[:-1][valid]  # (B, obs_dim)
-                b_action = action[valid]  # (B,), as those that follow
+                b_action = action[valid]  # (B,), like the next three
                 b_advantage = advantage[valid]
                 b_return = b_advantage + value[:-1][valid]  # what the critic learns to predict
                 b_old_log_prob = agent.pi(b_obs).log_prob(b_action)  # π is still π_old
@@ -287,9 +286,9 @@ def train(config):
                         agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
                     optimizer.step()
 
-            agent.scale.update(b_obs)  # only now: π and π_old saw the same scale
+            agent.scale.update(b_obs)  # only now, so that π and π_old see the same scale
 
-            # Report about twenty times a run, and at its end.
+            # Report about twenty times a run, and at its end; kl is that of the last minibatch.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 average = np.mean([score for _, score in history[-20:]] or np.nan)
@@ -310,7 +309,7 @@ def check(config):
     lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
                   obs_std=0.01, hidden_size=1)
     highest = dict(gamma=1, gae_lambda=1,
-                   # at worst, every other step only resets:
+                   # At worst, every other step only resets.
                    num_minibatches=config.num_envs * (config.num_steps // 2))
     for spec in fields(config):
         if spec.type in (int, float):
@@ -333,7 +332,7 @@ def make_envs(env_id, num_envs, **options):
     envs = gym.make_vec(env_id, num_envs, **options)
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete):
-        raise gym.error.Error(f"actions must be Discrete (ppo_continuous.py: a Box), not {space}")
+        raise gym.error.Error(f"actions must be Discrete (a Box: ppo_continuous.py), not {space}")
     obs_space = envs.single_observation_space
     if obs_space != gym.spaces.flatten_space(obs_space):
         envs = FlattenObservation(envs)
@@ -341,7 +340,7 @@ def make_envs(env_id, num_envs, **options):
 
 
 def save(config, agent, optimizer, envs, env_step, history):
-    """Writes a checkpoint, beside the file and then in its place, so that it is never half one."""
+    """Writes a checkpoint under another name, then renames it: a crash leaves no half file."""
     if not config.save:
         return
     of_one_run = ("save", "load", "eval_episodes", "render")
@@ -357,7 +356,7 @@ def save(config, agent, optimizer, envs, env_step, history):
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
-    """Plays one episode in each of the N environments, of at most 10,000 steps. -> scores (N,)"""
+    """Returns the scores (N,) of an episode of at most 10,000 steps in each environment."""
     obs, _ = envs.reset(seed=1000 * seed + 500)  # other episodes than in training
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
@@ -374,6 +373,7 @@ def main():
     """Trains with the settings of the command line, evaluates the agent, and shows it if asked."""
     in_a_notebook = "__file__" not in globals()  # there, sys.argv belongs to the kernel
     source = "" if in_a_notebook else inspect.getsource(Config)
+    # The help of each flag is its comment in Config.
     comments = dict(re.findall(r"(\w+): .*# (.*)", source))
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False, argument_default=SUPPRESS,
                             epilog=f"With another --env-id, the defaults are {OTHER_TASKS}.")
@@ -394,7 +394,7 @@ def main():
     except Exception:  # torch raises many kinds
         parser.error(f"--load {given['load']}: not a checkpoint of this script")
     try:
-        make_envs(config.env_id, 1)
+        make_envs(config.env_id, 1)  # a trial: does it exist?
     except (gym.error.Error, ModuleNotFoundError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
 
@@ -402,7 +402,7 @@ def main():
     if config.eval_episodes:
         scores = evaluate(agent, make_envs(config.env_id, config.eval_episodes), seed=config.seed)
         print(f"greedy evaluation: {scores.mean():.2f} over {len(scores)} episodes")
-    if config.render:  # in single environments: gymnasium's vectorised CartPole opens no window
+    if config.render:  # "sync", as gymnasium's vectorised CartPole opens no window
         evaluate(agent, make_envs(
             config.env_id, 1, vectorization_mode="sync", render_mode="human"))
 

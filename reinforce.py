@@ -5,8 +5,8 @@
 
 The policy π(a|s), a small network, gives the probability of each action a in state s (obs in the
 code). It plays N episodes to their ends. The return G_t is the sum of the rewards r from step t on,
-where a reward k steps later is multiplied by γ^k (γ ≤ 1). An action that led to more than usual,
-the mean of the N returns at the same step, becomes more likely, and one that led to less, less.
+where a reward k steps later is multiplied by γ^k (γ ≤ 1). Actions that led to more than usual, the
+mean of the N returns at the same step, become more likely, the others less likely.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
@@ -17,8 +17,8 @@ deviation of all G_t - b_t. In theory the term of step t is also multiplied by �
 leaves that out, as it works better without. An episode that a time limit cuts off counts as ended:
 nothing stands for the rewards that would have followed.
 
-`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps: the last 20 episodes then
-have an average score, the sum of an episode's rewards, of 475 or more.
+`python reinforce.py` solves CartPole (the last 20 scores, sums of rewards, average 475) after about
+20,000 of 80,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -53,7 +53,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature to a root mean square of 2: networks learn best from numbers around 1."""
+    """Scales each feature to a root mean square of 2: networks learn best from such numbers."""
     def __init__(self, obs_dim):
         super().__init__()
         # Buffers are not learned, but belong to state_dict(), as the weights do.
@@ -99,7 +99,7 @@ def play(agent, envs, greedy=False):
     """Plays one episode, of at most 10,000 steps, in each of the N environments.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
-    longest episode. Where an episode is over, reward is 0 and valid is False.
+    longest episode. An environment whose episode is over plays on: reward is 0, valid is False.
     """
     rows = []
     playing = np.ones(envs.num_envs, bool)
@@ -109,7 +109,7 @@ def play(agent, envs, greedy=False):
         action = agent.act(obs, greedy)
         next_obs, reward, terminated, truncated, _ = envs.step(action)
         rows.append((obs, action, reward * playing, playing))
-        playing = playing & ~(terminated | truncated)
+        playing = playing & ~(terminated | truncated)  # a new array: rows keep the old one
         obs = next_obs
     obs, action, reward, valid = (torch.as_tensor(np.stack(column)) for column in zip(*rows))
     return obs.float(), action, reward.float(), valid
@@ -134,8 +134,8 @@ def train(config):
     torch.manual_seed(config.seed)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    # Copies of an environment have the seeds s, s + 1, ..., so those of two runs are kept apart.
-    envs.reset(seed=1000 * config.seed)  # only now: later resets draw new starts
+    # Copies get the seeds s, s + 1, ...: with steps of 1000, two runs share none.
+    envs.reset(seed=1000 * config.seed)  # seeded only here: later resets draw new starts
     env_step = next_report = 0
     history = []
     try:
@@ -145,7 +145,7 @@ def train(config):
 
             # Collect: play N episodes with the current policy.
             obs, action, reward, valid = play(agent, envs)
-            ends = env_step + config.num_envs * valid.sum(0)  # (N,), in steps of all environments
+            ends = env_step + config.num_envs * valid.sum(0)  # (N,): env_step at each end
             history += sorted(zip(ends.tolist(), reward.sum(0).tolist()))
             env_step += valid.numel()  # steps after an episode's end count, too
 
@@ -167,7 +167,7 @@ def train(config):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            agent.scale.update(obs[valid])  # only now: π above used the old scale
+            agent.scale.update(obs[valid])  # only now, so that π above was the policy that played
 
             # Report at most twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:
@@ -203,14 +203,14 @@ def make_envs(env_id, num_envs):
     envs = gym.make_vec(env_id, num_envs)
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete):
-        raise gym.error.Error(f"actions must be Discrete (ppo_continuous.py: a Box), not {space}")
+        raise gym.error.Error(f"actions must be Discrete (a Box: ppo_continuous.py), not {space}")
     space = envs.single_observation_space
     return envs if space == gym.spaces.flatten_space(space) else FlattenObservation(envs)
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays one episode in each of the N environments. Returns their scores (N,)."""
-    envs.reset(seed=1000 * seed + 500)  # other episodes than in training
+    envs.reset(seed=1000 * seed + 500)  # not training's episodes
     _, _, reward, _ = play(agent, envs, greedy)
     return reward.sum(0).numpy()
 
@@ -231,7 +231,7 @@ def main():
     except ValueError as error:
         parser.error(error)
     try:
-        make_envs(config.env_id, 1)
+        make_envs(config.env_id, 1)  # a trial: does it exist?
     except (gym.error.Error, ModuleNotFoundError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
     agent, _ = train(config)

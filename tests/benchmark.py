@@ -230,6 +230,8 @@ def main():
         words = (f"{key} {value}" for key, value in row.items() if value != "" and key != "curve")
         print(f"[{number}/{len(jobs)}]", *words, file=sys.stderr, flush=True)
         write_csv(output, rows)
+    if pool:
+        pool.shutdown()
     print("\n".join(print_table(rows)))
     print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(what in ('tasks', 'sb3'))}.")
 

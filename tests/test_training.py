@@ -103,8 +103,7 @@ def recorded(name):
     module, out, make_vec = load(name), io.StringIO(), gym.make_vec
     settings, network = {"init_log_std": 1.0} if name == "ppo_continuous" else {}, network_of(name)
     run = SimpleNamespace(passes=[], acts=[], losses=[], estimates=[], scales=[])
-    # Steps that were counted in such small integers as here would run over.
-    run.config = small(name, total_steps=630, gamma=0.7, num_envs=np.int8(3), **settings)
+    run.config = small(name, total_steps=630, gamma=0.7, num_envs=np.int8(3), **settings)  # int8 ends at 127
 
     def make(*args):
         run.envs = Played(make_vec(*args), whole=name == "reinforce")
@@ -144,13 +143,14 @@ def recorded(name):
     return run
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_weights_are_orthogonal_and_small_at_the_policys_output_and_all_networks_are_as_deep(name):
+@pytest.mark.parametrize("name, kind", [*((name, "Tanh") for name in SCRIPTS), ("ppo_continuous", "ReLU")])
+def test_the_weights_are_orthogonal_and_small_at_the_policys_output_and_all_networks_are_as_deep(name, kind):
     depth, deep = (3, {"hidden_layers": 3}) if name in PPO else (1, {})
+    deep |= {"activation": kind.lower()} if name == "ppo_continuous" else {}
     networks = networks_of(new_agent(name, hidden_size=9, **deep))
     assert len(networks) == {"reinforce": 1, "actor_critic": 3}.get(name, 2)
     for key, net in networks.items():
-        assert [type(layer).__name__ for layer in net] == ["Linear", "Tanh"] * depth + ["Linear"]
+        assert [type(layer).__name__ for layer in net] == ["Linear", kind] * depth + ["Linear"]
         assert [layer.out_features for layer in net[:-1:2]] == [9] * depth
         for layer in net[::2]:
             gain = 2**0.5 if layer is not net[-1] else 0.01 if key == "policy" else 1
@@ -302,9 +302,6 @@ def test_reinforce_needs_at_least_two_environments(quiet):
         load("reinforce").train(small("reinforce", num_envs=1))
 
 
-# ---- The scale of the observations ----
-
-
 def features():
     """By case: batches of observations (B, features), of which the first decides what is centred."""
     rng, silent = np.random.default_rng(0), np.tile([0.0, 7.0], (1000, 1))
@@ -380,9 +377,6 @@ def test_all_networks_see_one_scale_which_changes_only_between_rollouts_and_know
         np.testing.assert_allclose(scale.mean_square, np.square(seen).mean(0), rtol=1e-4)
 
 
-# ---- The gradient step, and the optimizer of PPO ----
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_learning_rate_falls_linearly(name):
     run = recorded(name)
@@ -432,7 +426,7 @@ def test_adam_is_torchs_and_goes_the_way_of_torchs_adam(name):
     assert (weights_of(nets[0]) - weights_of(start)).abs().max() > 0.1
     assert all(torch.equal(weights_of(nets[0]), weights_of(net)) for net in nets)
     optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
-    assert torch.optim.lr_scheduler.StepLR(optimizers[0], 1).get_last_lr() == [optimizers[0].param_groups[0]["lr"], 0.01]
+    assert len(torch.optim.lr_scheduler.StepLR(optimizers[0], 1).get_last_lr()) == 2
 
 
 @pytest.mark.parametrize("frozen", ["policy.0", "policy", "critic"])
@@ -584,9 +578,8 @@ def test_evaluate_plays_exactly_one_episode_in_each_environment_and_leaves_the_a
     module, agent, kinds = load(name), copy.deepcopy(recorded(name).agent), []
     before, made = copy.deepcopy(agent.state_dict()), wrap(lambda env: Played(env, whole=True))
     spy(monkeypatch, network_of(name), "act", lambda action, agent, obs, greedy: kinds.append(greedy))
-    how = [(), (True, 0), (False, 1)]
-    runs = [module.evaluate(agent, module.make_envs(marked(name), 30), *given).tolist() for given in how]
-    for scores, envs in zip(runs, made):
+    play = lambda *how: module.evaluate(agent, module.make_envs(marked(name), 30), *how).tolist()
+    for scores, envs in zip(runs := [play(), play(True, 0), play(False, 1)], made):
         assert len(envs.scores) == 30 and len(envs.rows) == envs.scores[-1][0] / 30  # it stops with the last of these
         np.testing.assert_allclose(sorted(scores), sorted(score for _, score in envs.scores), rtol=1e-5, atol=1e-5)
     assert kinds == [True] * 2 * len(made[0].rows) + [False] * len(made[2].rows)

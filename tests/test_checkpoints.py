@@ -1,7 +1,6 @@
 """Keeping a run: what a checkpoint brings back, files that are none, interrupted saves; films and windows."""
 
 import contextlib
-import copy
 import io
 import os
 import pickle
@@ -18,16 +17,14 @@ from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 from torch.nn.functional import linear
 
 SIZES = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "epochs": 2, "hidden_size": 8, "hidden_layers": 2}
+gym.register("ShortPendulum-v0", PendulumEnv, max_episode_steps=50)  # in which small errors do not grow
 
 
 def small(name, path="", **settings):
-    """A short run on marked episodes: forty rollouts."""
-    how = {"env_id": marked(name), "total_steps": 400, "save": str(path)}
-    return load(name).Config(**how | SIZES | settings)
+    return load(name).Config(**{"env_id": marked(name), "total_steps": 400, "save": str(path)} | SIZES | settings)
 
 
 def flags(**settings):
-    """Settings as words of a command line."""
     return [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
@@ -37,7 +34,7 @@ def read(path):
 
 def resumed(name, path, **given):
     """The settings of a resumed run, as in README."""
-    return load(name).Config(**torch.load(path, weights_only=True)["config"] | dict(load=str(path), **given))
+    return load(name).Config(**torch.load(path)["config"] | dict(load=str(path), **given))
 
 
 def plain(x):
@@ -104,41 +101,37 @@ def test_settings_may_be_numpys_numbers_and_the_checkpoint_can_still_be_loaded(n
 def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoints, monkeypatch, wrap, tmp_path):
     module, steps, before = load(name), [], read(checkpoints[name])
     seen, step = spy_on_save(module, monkeypatch), module.Adam.step
-    monkeypatch.setattr(module.Adam, "step", lambda adam: steps.append(copy.deepcopy(adam.state_dict())) or step(adam))
+    monkeypatch.setattr(module.Adam, "step", lambda adam: steps.append(plain(adam.state_dict())) or step(adam))
     config = resumed(name, checkpoints[name], total_steps=800)
     _, history = module.train(config)
     assert history[: len(before["history"])] == before["history"] and 780 < history[-1][0] <= 800
     assert steps[0]["param_groups"][0]["lr"] == config.learning_rate * (1 - 400 / 800) and len(steps) == 2 * 40
-    assert plain(steps[0]["state"]) == plain(before["optimizer"]["state"])
+    assert steps[0]["state"] == plain(before["optimizer"]["state"])
     assert seen[-1]["returns"]["count"] > before["returns"]["count"] + 300
     assert seen[-1]["agent"]["scale.count"][1][0] > before["agent"]["scale.count"] + 300
     assert module.train(config)[1] == history
 
     made = wrap()
-    module.train(small(name, tmp_path / "kept.pt", env_id=module.Config.env_id))
-    module.train(resumed(name, tmp_path / "kept.pt", total_steps=800))
+    module.train(small(name, tmp_path / "kept.pt", env_id=module.Config.env_id, total_steps=100))
+    module.train(resumed(name, tmp_path / "kept.pt", total_steps=200))
     first, second = (set(envs.starts) for envs in made)
     assert len(second) >= 2 and not first & second
 
 
-gym.register("ShortPendulum-v0", PendulumEnv, max_episode_steps=50)  # in which small errors do not grow
-
-
 def greedy_scores(state, task, episodes, seed):
     """The scores of the likeliest actions, recounted from a checkpoint's bare tensors in single environments."""
-    scores = []
+    scores, discrete = [], task == "CartPole-v1"
+    layers = sorted({int(key.split(".")[1]) for key in state if key.startswith("policy.")})
     for i in range(episodes):
         env, score, over = gym.make(task), 0.0, False
         obs, _ = env.reset(seed=seed + i)
         while not over:
-            x = (torch.as_tensor(obs, dtype=torch.float32) - state["scale.shift"]) * 2 / state["scale.std"]
-            x = x.clamp(-10, 10)
-            layers = sorted({int(key.split(".")[1]) for key in state if key.startswith("policy.")})
+            x = (2 * (torch.as_tensor(obs) - state["scale.shift"]) / state["scale.std"]).clamp(-10, 10)
             for layer in layers:
                 x = linear(x, state[f"policy.{layer}.weight"], state[f"policy.{layer}.bias"])
-                x = x if layer == layers[-1] else x.tanh() if task == "CartPole-v1" else x.relu()
+                x = x if layer == layers[-1] else x.tanh() if discrete else x.relu()
             # Pendulum's torque goes from -2 to 2, and the policy's from -1 to 1.
-            action = int(x.argmax()) if task == "CartPole-v1" else (2 * x.clamp(-1, 1)).numpy()
+            action = int(x.argmax()) if discrete else (2 * x.clamp(-1, 1)).numpy()
             obs, reward, terminated, truncated, _ = env.step(action)
             score, over = score + reward, terminated or truncated
         scores.append(score)
@@ -148,16 +141,16 @@ def greedy_scores(state, task, episodes, seed):
 @pytest.mark.parametrize("name", PPO)
 def test_a_reloaded_agents_greedy_score_is_a_recount(name, tmp_path, monkeypatch, capsys):
     module, path, make_vec = load(name), tmp_path / "kept.pt", gym.make_vec
-    task, episodes = "CartPole-v1" if name == "ppo_discrete" else "ShortPendulum-v0", 4
+    task, episodes, seed = "CartPole-v1" if name == "ppo_discrete" else "ShortPendulum-v0", 4, 7_500
     module.train(module.Config(env_id=task, total_steps=2_000, save=str(path), seed=2))
-    state, seed = read(path)["agent"], 7_500
+    state = read(path)["agent"]
     expected = greedy_scores(state, task, episodes, seed)
     blind = greedy_scores(state | {"scale.std": torch.full_like(state["scale.std"], 2)}, task, episodes, seed)
     assert expected != pytest.approx(blind, rel=1e-2)  # the scale makes a difference, so its loss would show
     # Single environments, stepped one by one, begin with their own seeds.
     monkeypatch.setattr(gym, "make_vec", lambda *how: make_vec(*how, vectorization_mode="sync"))
-    arguments = flags(load=path, total_steps=0, eval_episodes=episodes, seed=7)
-    status, out, err = run_main(module, monkeypatch, capsys, *arguments)
+    how = flags(load=path, total_steps=0, eval_episodes=episodes, seed=7)
+    status, out, err = run_main(module, monkeypatch, capsys, *how)
     printed = float(re.fullmatch(rf"greedy evaluation: (\S+) over {episodes} episodes\n", out)[1])
     assert (status, err) == (None, "") and printed == pytest.approx(np.mean(expected), rel=1e-3, abs=0.006)
     agent, _ = module.train(resumed(name, path, total_steps=0))
@@ -280,19 +273,10 @@ def test_nothing_is_overwritten_and_a_wrong_place_is_known_at_once(name, checkpo
     assert sorted(os.listdir(tmp_path)) == ["folder", "old.pt"] and os.listdir(folder) == []
 
 
-class Malicious:
-    """An object whose unpickling would make a folder."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.mark.parametrize("name", PPO)
 def test_missing_foreign_damaged_and_malicious_files_cost_one_line(name, checkpoints, tmp_path, monkeypatch, capsys):
-    module, given, evil = load(name), tmp_path / "given.pt", Malicious(tmp_path / "executed")
+    module, given, reduce = load(name), tmp_path / "given.pt", lambda _: (os.mkdir, (f"{tmp_path}/executed",))
+    evil = type("Malicious", (), {"__reduce__": reduce})()  # its unpickling would make a folder
     whole, good, (other,) = checkpoints[name].read_bytes(), read(checkpoints[name]), set(PPO) - {name}
     contents = [b"", b"import this\n", random.Random(1).randbytes(5_000), whole[: len(whole) // 2], whole[:-1]]
     contents += [checkpoints[other].read_bytes(), pickle.dumps(evil), pickle.dumps({"config": evil}, 2)]
@@ -334,10 +318,9 @@ def test_a_film_takes_three_lines(name, tmp_path, quiet):
 
 @pytest.mark.parametrize("name", PPO)
 def test_render_plays_an_episode_in_a_window(name, monkeypatch, capsys):
-    """In a window that SDL only pretends to open."""
     module, shown = load(name), []
     kind = {"CartPole-v1": CartPoleEnv, "Pendulum-v1": PendulumEnv}[module.Config.env_id]
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # SDL only pretends to open a window
     monkeypatch.setitem(kind.metadata, "render_fps", 10_000)  # nobody watches
     render = kind.render
     monkeypatch.setattr(kind, "render", lambda self: shown.append(self.render_mode) or render(self))

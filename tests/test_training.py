@@ -62,8 +62,7 @@ def spy(patch, owner, name, note):
 
 
 def spy_on_steps(patch, module):
-    """The gradient, the learning rate and the other settings of every step of Adam."""
-    steps = []
+    steps = []  # of each the gradient, the learning rate and the other settings
 
     def note(_, optimizer):
         (group,) = optimizer.param_groups

@@ -108,7 +108,7 @@ class ObsScale(nn.Module):
         """Merges B more observations (B, obs_dim) into the mean and deviation of all so far."""
         var, mean = torch.var_mean(obs, 0, correction=0)
         self.count += len(obs)
-        weight = len(obs) / self.count
+        weight = len(obs) / self.count.item()
         change = mean - self.mean
         self.mean += weight * change
         var = (1 - weight) * (self.std**2 + weight * change**2) + weight * var

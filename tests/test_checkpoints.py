@@ -91,7 +91,7 @@ def test_a_checkpoint_brings_everything_back_to_the_last_bit(name, tmp_path, mon
 def test_settings_may_be_numpys_numbers_and_the_checkpoint_can_still_be_loaded(name, tmp_path, quiet):
     module, path = load(name), tmp_path / "kept.pt"
     kinds = {int: np.int64, float: np.float64}  # as from a sweep
-    numpys = {key: kinds[type(x)](x) for key, x in vars(small(name)).items() if type(x) in kinds}
+    numpys = {key: kinds[type(x)](x) for key, x in vars(small(name, total_steps=100)).items() if type(x) in kinds}
     _, history = module.train(small(name, path, **numpys))
     assert module.train(resumed(name, path, total_steps=np.int64(0)))[1] == history != []
     assert all(type(value) is type(getattr(small(name), key)) for key, value in read(path)["config"].items())
@@ -102,13 +102,13 @@ def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoint
     module, steps, before = load(name), [], read(checkpoints[name])
     seen, step = spy_on_save(module, monkeypatch), module.Adam.step
     monkeypatch.setattr(module.Adam, "step", lambda adam: steps.append(plain(adam.state_dict())) or step(adam))
-    config = resumed(name, checkpoints[name], total_steps=800)
+    config = resumed(name, checkpoints[name], total_steps=500)
     _, history = module.train(config)
-    assert history[: len(before["history"])] == before["history"] and 780 < history[-1][0] <= 800
-    assert steps[0]["param_groups"][0]["lr"] == config.learning_rate * (1 - 400 / 800) and len(steps) == 2 * 40
+    assert history[: len(before["history"])] == before["history"] and 480 < history[-1][0] <= 500
+    assert steps[0]["param_groups"][0]["lr"] == config.learning_rate * (1 - 400 / 500) and len(steps) == 2 * 10
     assert steps[0]["state"] == plain(before["optimizer"]["state"])
-    assert seen[-1]["returns"]["count"] > before["returns"]["count"] + 300
-    assert seen[-1]["agent"]["scale.count"][1][0] > before["agent"]["scale.count"] + 300
+    assert seen[-1]["returns"]["count"] > before["returns"]["count"] + 60
+    assert seen[-1]["agent"]["scale.count"][1][0] > before["agent"]["scale.count"] + 60
     assert module.train(config)[1] == history
 
     made = wrap()
@@ -142,15 +142,15 @@ def greedy_scores(state, task, episodes, seed):
 def test_a_reloaded_agents_greedy_score_is_a_recount(name, tmp_path, monkeypatch, capsys):
     module, path, make_vec = load(name), tmp_path / "kept.pt", gym.make_vec
     task, episodes, seed = "CartPole-v1" if name == "ppo_discrete" else "ShortPendulum-v0", 4, 7_500
-    module.train(module.Config(env_id=task, total_steps=2_000, save=str(path), seed=2))
+    module.train(module.Config(env_id=task, total_steps=1_000, save=str(path), seed=2))
     state = read(path)["agent"]
     expected = greedy_scores(state, task, episodes, seed)
     blind = greedy_scores(state | {"scale.std": torch.full_like(state["scale.std"], 2)}, task, episodes, seed)
     assert expected != pytest.approx(blind, rel=1e-2)  # the scale makes a difference, so its loss would show
     # Single environments, stepped one by one, begin with their own seeds.
     monkeypatch.setattr(gym, "make_vec", lambda *how: make_vec(*how, vectorization_mode="sync"))
-    how = flags(load=path, total_steps=0, eval_episodes=episodes, seed=7)
-    status, out, err = run_main(module, monkeypatch, capsys, *how)
+    how = dict(load=path, total_steps=0, eval_episodes=episodes, seed=7)
+    status, out, err = run_main(module, monkeypatch, capsys, *flags(**how))
     printed = float(re.fullmatch(rf"greedy evaluation: (\S+) over {episodes} episodes\n", out)[1])
     assert (status, err) == (None, "") and printed == pytest.approx(np.mean(expected), rel=1e-3, abs=0.006)
     agent, _ = module.train(resumed(name, path, total_steps=0))
@@ -186,7 +186,7 @@ def test_it_saves_with_each_report_and_at_the_end(name, tmp_path, monkeypatch, c
 @pytest.mark.parametrize("name", PPO)
 def test_a_save_that_stops_halfway_leaves_the_file_before_it(name, fault, tmp_path, monkeypatch, capsys):
     """What stands under the name is a whole checkpoint at any time, as a new one is put there in one stroke."""
-    module, path, save, replace, saves = load(name), tmp_path / "kept.pt", torch.save, os.replace, []
+    module, path, save, replace, saves, put = load(name), tmp_path / "kept.pt", torch.save, os.replace, [], []
 
     def half(kept, target):
         saves.append(kept["env_step"])
@@ -198,7 +198,8 @@ def test_a_save_that_stops_halfway_leaves_the_file_before_it(name, fault, tmp_pa
             raise fault
 
     def whole(source, target):
-        assert target == str(path) and read(source)["env_step"] == saves[-1]
+        assert target == str(path)
+        put.append(read(source)["env_step"])
         replace(source, target)
 
     monkeypatch.setattr(torch, "save", half)
@@ -208,7 +209,7 @@ def test_a_save_that_stops_halfway_leaves_the_file_before_it(name, fault, tmp_pa
     if fault is KeyboardInterrupt:  # the save that was cut off is made up for
         assert f"stopped at step {saves[2]}\n" in capsys.readouterr().out and saves[2:] == [saves[2]] * 2
         assert plain(read(path)["agent"]) == plain(agent.state_dict()) and read(path)["history"] == history
-    assert read(path)["env_step"] == saves[2 if fault is KeyboardInterrupt else 1]
+    assert put == saves[:2] + saves[3:] and read(path)["env_step"] == put[-1]
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -287,7 +288,7 @@ def test_missing_foreign_damaged_and_malicious_files_cost_one_line(name, checkpo
         contents.append(file.getvalue())
 
     def is_refused(content=None):
-        for how in ({}, {"save": given}, {"seed": 3}):
+        for how in ({}, {"save": given}):
             status, out, err = run_main(module, monkeypatch, capsys, *flags(load=given, total_steps=500, **how))
             assert (status, out, err.count("\n")) == (2, "", 1), (content, err)
 
@@ -305,15 +306,14 @@ def test_missing_foreign_damaged_and_malicious_files_cost_one_line(name, checkpo
 
 @pytest.mark.parametrize("name", PPO)
 def test_a_film_takes_three_lines(name, tmp_path, quiet):
-    module, env_id = load(name), load(name).Config.env_id
-    agent, _ = module.train(module.Config(total_steps=100, num_steps=10))
-    envs = module.make_envs(env_id, 1, vectorization_mode="sync", render_mode="rgb_array")
-    envs = gym.wrappers.vector.RecordVideo(envs, str(tmp_path / "film"), video_length=30)
+    module, task = load(name), (load(name).Config.env_id, 1)
+    agent, _ = module.train(module.Config(total_steps=50, num_steps=10))
+    envs = module.make_envs(*task, vectorization_mode="sync", render_mode="rgb_array")
+    envs = gym.wrappers.vector.RecordVideo(envs, str(tmp_path / "film"), video_length=5)
     scores = module.evaluate(agent, envs)
     envs.close()
-    (film,) = (tmp_path / "film").glob("*.mp4")
-    assert film.stat().st_size > 1_000
-    assert scores == module.evaluate(agent, module.make_envs(env_id, 1, vectorization_mode="sync"))
+    assert [film.stat().st_size > 1_000 for film in (tmp_path / "film").glob("*.mp4")] == [True]
+    assert scores == module.evaluate(agent, module.make_envs(*task, vectorization_mode="sync"))
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -325,6 +325,6 @@ def test_render_plays_an_episode_in_a_window(name, monkeypatch, capsys):
     render = kind.render
     monkeypatch.setattr(kind, "render", lambda self: shown.append(self.render_mode) or render(self))
     for asked in ([], ["--render"]):
-        how = flags(total_steps=100, num_steps=10, eval_episodes=0) + asked
+        how = flags(total_steps=0, eval_episodes=0) + asked
         status, _, err = run_main(module, monkeypatch, capsys, *how)
         assert (status, err, {*shown}) == (None, "", {"human"} if asked else set()) and (len(shown) > 5) == bool(asked)

@@ -180,7 +180,7 @@ def test_actions_are_learned_as_sampled_unclipped_and_played_within_bounds():
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_counts_scores_and_all_that_is_printed_agree_with_a_recount(name):
+def test_episodes_end_by_either_flag_and_all_that_is_counted_and_printed_is_a_recount(name):
     """An episode ends by being terminated as by being truncated: about half of these end in each way."""
     run = recorded(name)
     envs, history, lines = run.envs, run.history, run.lines
@@ -402,7 +402,7 @@ def test_the_gradient_is_clipped_to_its_greatest_norm_or_left(name, monkeypatch,
 
 
 @pytest.mark.parametrize("name", PPO)
-def test_adam_is_torchs_and_goes_the_way_of_torchs_adam(name):
+def test_adam_goes_the_way_of_torchs_adam_also_with_moved_parameters_and_a_kept_state(name):
     """With gradients of any size, a learning rate that changes, moved parameters, and from a kept state."""
     adam, how = load(name).Adam, dict(lr=0.01, eps=1e-5, fused=True)
     assert issubclass(adam, torch.optim.Optimizer)
@@ -454,7 +454,7 @@ def test_nothing_slow_is_imported_by_ppo_not_even_for_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("name, mode", [*TASK.items(), *((x, "sync") for x in SCRIPTS if x != "ppo_continuous")])
-def test_one_seed_gives_one_history_and_neighbouring_seeds_share_no_start(name, mode, wrap, monkeypatch, quiet):
+def test_envs_are_seeded_once_and_runs_with_neighbouring_seeds_share_no_start(name, mode, wrap, monkeypatch, quiet):
     """Environments are seeded once: with a seed at each reset, all episodes would begin in the same state."""
     module, runs = load(name), []
     if mode == "sync":  # single environments, stepped one by one, as Pendulum's are anyway

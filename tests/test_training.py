@@ -637,3 +637,8 @@ def test_it_solves_its_task_also_where_positions_and_angles_are_counted_from_far
     recount = made[0].history[: len(history)]  # what was played last belongs to a rollout that was cut off
     assert [step for step, _ in history] == [step for step, _ in recount] and len(history) > 20
     np.testing.assert_allclose(sorted(history), sorted(recount), rtol=1e-5)
+
+
+def test_a_batch_of_one_step_is_no_division_by_zero(quiet):
+    module = load("actor_critic")
+    module.train(module.Config(env_id=marked("actor_critic"), num_envs=1, num_steps=2, total_steps=200))

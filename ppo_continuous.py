@@ -10,7 +10,7 @@ return, the sum of the rewards r that follow state s, where a reward k steps lat
 γ^k. The advantage Â_t estimates how much better action a_t was than the policy's average action.
 PPO makes actions with an advantage above the mean more likely and the others less likely, in
 several epochs over the same steps. π_old is the policy that played them. The clip removes any gain
-from making a good action more than 1+ε times as likely as under π_old, or a bad one less than 1-ε.
+from making a good action over 1+ε times as likely as under π_old, or a bad one under 1-ε times.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
@@ -24,7 +24,7 @@ advantage estimation (GAE) relies on the rewards instead of the critic. R_t = Â
 before the update, is the critic's target. E is the mean over a minibatch, a random part of the
 rollout, in which Â_t is first normalised. The entropy H is large where the policy is undecided.
 
-`python ppo_continuous.py` solves Pendulum, an average of -200, after about 17,000 of 99,000 steps.
+`python ppo_continuous.py` solves Pendulum (average score -200) after about 17,000 of 99,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
@@ -217,7 +217,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, config):
     """The loss L to minimise, KL(π_old‖π) and the entropy of a minibatch. return_ is R_t."""
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
-    assert ratio.shape == value.shape == advantage.shape == return_.shape  # (M,)
+    assert ratio.shape == value.shape == advantage.shape == return_.shape
     kl = (ratio - 1 - log_ratio).mean()  # estimates KL(π_old‖π): how far has the policy moved?
     clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
@@ -257,7 +257,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copies get the seeds s, s + 1, ...: 1000 sets runs apart, env_step those of a resumed run.
+    # Copies get the seeds s, s + 1, ... Steps of 1000 keep runs apart; a resumed run adds env_step.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:

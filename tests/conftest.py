@@ -2,17 +2,16 @@
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from ablations import edited_text, module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -32,26 +31,9 @@ def load(name):
     return importlib.import_module(name)
 
 
-def module_of(text, name):
-    """A text as a new module, from a file of its own, as --help reads the comments in it."""
-    folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name, f"{name}_edited.py")
-    path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    module.folder = folder  # goes when the module goes
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def edited(name, *pairs):
     """The script as a new module, with each old text replaced by a new one. The old one must be there exactly once."""
-    text = (ROOT / f"{name}.py").read_text(encoding="utf-8")
-    for old, new in pairs:
-        assert text.count(old) == 1, (text.count(old), old)
-        text = text.replace(old, new)
-    return module_of(text, name)
+    return module_of(edited_text(name, pairs), name)
 
 
 def run_main(module, monkeypatch, capsys, *arguments):

@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from ablations import apply_diff
-from conftest import PPO, ROOT, SCRIPTS, edited, load, marked, module_of, run_main
+from ablations import apply_diff, module_of, recipe
+from conftest import PPO, ROOT, SCRIPTS, edited, load, marked, run_main
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
 DISCRETE = [name for name in SCRIPTS if name != "ppo_continuous"]
@@ -434,16 +434,16 @@ gym.register("Picture-v0", Picture, max_episode_steps=10)
 RECIPES = ["TAXI", "wandb", "AdamW", "target_kl", "torch.distributed", "CNN"]
 
 
-def recipe(word):
+def copy_with(word):
     """ppo_discrete.py with README's diff that has this word in it."""
     assert len(readme_blocks("diff")) == len(RECIPES)
-    (diff,) = [block for block in readme_blocks("diff") if word in block]
+    diff = recipe(word)
     assert len(re.findall(r"^\+.", diff, re.M)) <= 30
     return apply_diff(source("ppo_discrete"), diff)
 
 
 def test_the_recipe_of_a_mask_never_plays_what_has_no_effect(quiet):
-    module = module_of(recipe("TAXI"), "mask")
+    module = module_of(copy_with("TAXI"), "mask")
     agent, _ = module.train(module.Config(env_id="Taxi-v4", num_envs=2, total_steps=400))
     env = gym.make("Taxi-v4")
     for seed in range(30):
@@ -456,7 +456,7 @@ def test_the_recipe_of_logging_logs_what_it_says(monkeypatch, capsys):
     logged = []
     wandb = types.SimpleNamespace(init=lambda config: logged.append(config), log=lambda *words: logged.append(words))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    module = module_of(recipe("wandb"), "logging")
+    module = module_of(copy_with("wandb"), "logging")
     module.train(module.Config(num_envs=2, num_steps=20, total_steps=400))
     assert logged[0]["num_envs"] == 2 and [step for _, step in logged[1:]] == list(range(40, 401, 40))
     lines = capsys.readouterr().out.splitlines()
@@ -467,7 +467,7 @@ def test_the_recipe_of_logging_logs_what_it_says(monkeypatch, capsys):
 
 
 def test_the_recipe_of_another_optimizer_has_two_rates_that_fall(monkeypatch, quiet):
-    module, rates = module_of(recipe("AdamW"), "optimizer"), []
+    module, rates = module_of(copy_with("AdamW"), "optimizer"), []
     step = torch.optim.AdamW.step
 
     def noted(optimizer, *args, **how):
@@ -480,7 +480,7 @@ def test_the_recipe_of_another_optimizer_has_two_rates_that_fall(monkeypatch, qu
 
 
 def test_the_recipe_of_the_penalty_solves_cartpole_and_moves_beta(monkeypatch, quiet):
-    module, betas = module_of(recipe("target_kl"), "penalty"), []
+    module, betas = module_of(copy_with("target_kl"), "penalty"), []
     loss = module.ppo_loss
     monkeypatch.setattr(module, "ppo_loss", lambda *given: betas.append(given[-2]) or loss(*given))
     _, history = module.train(module.Config(seed=1))
@@ -515,7 +515,7 @@ if RANK >= 0:
 
 
 def test_the_recipe_of_several_processes_shares_weights_and_scale_but_no_episodes(tmp_path):
-    text = recipe("torch.distributed").split('if __name__ == "__main__"')[0] + TWO
+    text = copy_with("torch.distributed").split('if __name__ == "__main__"')[0] + TWO
     (tmp_path / "my_copy.py").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run([*command, tmp_path / "my_copy.py", tmp_path], capture_output=True, text=True, timeout=150)
@@ -533,7 +533,7 @@ def test_the_recipe_of_several_processes_shares_weights_and_scale_but_no_episode
 
 
 def test_the_recipe_of_images_learns_on_the_cpu(quiet):
-    module = module_of(recipe("CNN"), "images")
+    module = module_of(copy_with("CNN"), "images")
     config = module.Config(env_id="Picture-v0", num_envs=4, num_steps=32, total_steps=3_000, learning_rate=3e-3)
     agent, history = module.train(config)
     assert np.mean([score for _, score in history[-20:]]) > 8  # by chance: 5

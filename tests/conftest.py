@@ -57,8 +57,8 @@ class MarkedEnv(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
-    def __init__(self, action_space, fault=None, endless=False):
-        self.action_space, self.fault, self.endless = action_space, fault, endless
+    def __init__(self, action_space, endless=False):
+        self.action_space, self.endless = action_space, endless
         self.episode = 0
 
     def observe(self, over=False):
@@ -76,12 +76,7 @@ class MarkedEnv(gym.Env):
         assert self.action_space.contains(action), action
         self.step_number += 1
         over = self.step_number >= self.length
-        obs, reward = self.observe(over), float(self.np_random.normal())
-        if self.fault == "obs" and self.step_number > 2:
-            obs[0] = np.nan
-        if self.fault == "reward" and self.step_number > 2:
-            reward = np.inf
-        return obs, reward, over and self.terminates, over and not self.terminates, {}
+        return self.observe(over), float(self.np_random.normal()), over and self.terminates, over and not self.terminates, {}
 
 
 DISCRETE = gym.spaces.Discrete(3)
@@ -96,9 +91,6 @@ def register(name, action_space, limit=10, **kwargs):
 
 register("MarkedDiscrete-v0", DISCRETE)
 register("MarkedBox-v0", BOX)
-for fault in ("obs", "reward"):
-    register(f"NaN{fault}Discrete-v0", DISCRETE, fault=fault)
-    register(f"NaN{fault}Box-v0", BOX, fault=fault)
 register("EndlessDiscrete-v0", DISCRETE, limit=None, endless=True)
 register("EndlessBox-v0", BOX, limit=None, endless=True)
 register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
@@ -133,7 +125,7 @@ class Recount(gym.vector.VectorWrapper):
 
     def __init__(self, env):
         super().__init__(env)
-        self.env_step, self.history, self.ends, self.starts, self.rows = 0, [], [], [], []
+        self.env_step, self.history, self.starts, self.rows = 0, [], [], []
 
     def reset(self, **kwargs):
         obs, info = super().reset(**kwargs)

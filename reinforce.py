@@ -45,7 +45,7 @@ class Config:
     env_id: str = "CartPole-v1"  # gymnasium environment with Discrete actions
     total_steps: int = 80_000  # environment steps to train for
     num_envs: int = 6  # N, environments; each plays one episode per update
-    learning_rate: float = 1.5e-2  # initial learning rate of Adam; it falls linearly to 0
+    learning_rate: float = 1e-2  # initial learning rate of Adam; it falls linearly to 0
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores

@@ -51,7 +51,7 @@ class Config:
     num_envs: int = 4  # N, environments played side by side
     num_steps: int = 8  # T, steps of each environment per update
     learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 1.0  # clip the gradient to this norm
+    max_grad_norm: float = 0.7  # clip the gradient to this norm
     gamma: float = 0.995  # discount of later rewards
     critic: str = "td"  # td, q or advantage: what the weight psi of an action is
     entropy_coef: float = 0.01  # c, the weight of the entropy bonus

@@ -5,6 +5,8 @@
     python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
     python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5 ..."
     python tests/benchmark.py --peer sb3 --seeds 500 501   the PPO scripts and SB3 in turn, seed by seed
+    python tests/benchmark.py --peer sb3 cleanrl minimalrl --peer-files FOLDER --peer-python PYTHON
+                                                           the same with CleanRL and minimalRL, see tests/peer.py
     python tests/benchmark.py --ablate                     with one line of a script changed (tests/ablations.py)
     python tests/benchmark.py --recipe TAXI --script ppo_discrete --flags "--env-id Taxi-v4"
                                                            with the diff of README that has the word TAXI in it
@@ -45,7 +47,8 @@ sys.path.insert(0, str(ROOT))
 
 import ablations  # noqa: E402
 from peer import (  # noqa: E402
-    PROGRAMS, SOLVED, TASK_OF, StopWhenSolved, child, count, measure_peer, middle, peer_table, solved_at, train_sb3)
+    FILES, PROGRAMS, SOLVED, TASK_OF, StopWhenSolved, child, count, measure_peer, middle, peer_table, solved_at,
+    train_sb3)
 from tasks import SEEDS, measure_task, task_jobs, task_table  # noqa: E402
 
 SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
@@ -179,14 +182,17 @@ def main():
                         help="settings of the scripts, each string a variant to measure; a single word needs a space "
                         "before it, as ' --render', not to be taken for an option of the benchmark")
     parser.add_argument("--processes", type=int, default=1, help="how many runs at a time (default: 1)")
-    parser.add_argument("--peer", choices=["sb3"], help="compare the time to solve, and the speed at equal settings")
+    parser.add_argument("--peer", nargs="+", choices=["sb3", "cleanrl", "minimalrl"],
+                        help="compare the time to solve, and with sb3 the speed at equal settings")
+    parser.add_argument("--peer-files", type=Path, help="a folder with the files of CleanRL and minimalRL, unchanged")
+    parser.add_argument("--peer-python", help="the python of an environment with what CleanRL requires")
     parser.add_argument("--tasks", nargs="*", help="measure these tasks by name alone, or all, beside SB3")
     parser.add_argument("--ablate", nargs="?", const="", metavar="WORD", help="measure edits of the scripts' text")
     parser.add_argument("--recipe", metavar="WORD", help="measure the diff of README with this word in it")
     parser.add_argument("--plot", action="store_true",
                         help="draw the pictures in tests/results; SB3 is measured if it lacks")
     parser.add_argument("--csv", type=Path,
-                        help="default: benchmark, sb3, tasks, ablations or recipes, each .csv, in tests/results")
+                        help="default: benchmark, peers, tasks, ablations or recipes, each .csv, in tests/results")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -198,10 +204,12 @@ def main():
     jobs = [(measure, name, flags, seed)
             for name in options.script for flags in options.flags for seed in options.seeds]
     if options.peer:
-        what, print_table = options.peer, peer_table
-        jobs = [(measure_peer, who, "solve", name, seed) for name in options.script if name in TASK_OF
-                for seed in options.seeds for who in PROGRAMS]
-        jobs += [(measure_peer, who, "speed", "ppo_discrete", seed) for seed in options.seeds for who in PROGRAMS]
+        what, print_table, where = "peers", peer_table, (options.peer_files, options.peer_python)
+        jobs = [(measure_peer, who, "solve", name, seed, *where) for name in options.script if name in TASK_OF
+                for seed in options.seeds for who in ["ours", *options.peer]
+                if who in PROGRAMS or (who, name) in FILES]
+        jobs += [(measure_peer, who, "speed", "ppo_discrete", seed, *where)
+                 for seed in options.seeds for who in PROGRAMS if "sb3" in options.peer]
     elif options.tasks is not None:
         what, print_table, options.seeds = "tasks", task_table, SEEDS
         jobs = [(measure_task, train_ours, *job) for job in task_jobs(options.script, options.tasks)]
@@ -215,7 +223,7 @@ def main():
         texts = {name: ablations.apply_diff(ablations.edited_text(name, ()), diff) for name in options.script}
         jobs = [(measure, name, flags, seed, f"--recipe {options.recipe} {flags}".strip(), texts[name])
                 for _, name, flags, seed in jobs]
-    if what in ("sb3", "tasks") and options.processes > 1:
+    if what in ("peers", "tasks") and options.processes > 1:
         parser.error("--processes: times can only be compared one run at a time")
     output = options.csv or ROOT / "tests" / "results" / f"{what}.csv"
     output.parent.mkdir(exist_ok=True)
@@ -233,7 +241,7 @@ def main():
     if pool:
         pool.shutdown()
     print("\n".join(print_table(rows)))
-    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(what in ('tasks', 'sb3'))}.")
+    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(what in ('tasks', 'peers'))}.")
 
 
 if __name__ == "__main__":

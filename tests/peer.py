@@ -1,8 +1,10 @@
-"""The PPO scripts beside stable-baselines3's PPO: the time from Enter to solved, and the steps per second."""
+"""The PPO scripts beside other programs: the time from Enter to solved, and beside stable-baselines3 the speed, too."""
 
 import importlib
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,6 +19,12 @@ ZOO_CARTPOLE = (
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 TASK_OF = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1"}
 PROGRAMS = ("ours", "sb3")
+# Other programs, unchanged, with their own settings: the file for each task, and the flag of its seed.
+FILES = {
+    ("cleanrl", "ppo_discrete"): ("cleanrl_ppo.py", "--seed"),
+    ("cleanrl", "ppo_continuous"): ("cleanrl_ppo_continuous_action.py", "--env-id Pendulum-v1 --seed"),
+    ("minimalrl", "ppo_discrete"): ("minimalrl_ppo.py", ""),  # it is not seeded
+}
 
 
 def solved_at(history, threshold):
@@ -110,29 +118,43 @@ def child(train_ours, who, what, name, seed):
     print(solved_at(history, SOLVED[TASK_OF[name]]) if what == "solve" else speed)
 
 
-def measure_peer(who, what, name, seed):
-    start = time.perf_counter()
-    command = [sys.executable, str(Path(__file__).with_name("benchmark.py")), "--child", who, what, name, str(seed)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+def measure_peer(who, what, name, seed, folder, python):
+    """A row of the CSV. folder has the files of FILES; CleanRL's need an older gymnasium, and so a python of their own."""
+    here = Path(__file__).parent
+    if (who, name) in FILES:
+        file, flags = FILES[who, name]
+        command = [python if who == "cleanrl" else sys.executable, here / "meter.py", SOLVED[TASK_OF[name]], 500_000,
+                   folder.absolute() / file, *flags.split(), *([seed] if flags else [])]
+    else:
+        command = [sys.executable, here / "benchmark.py", "--child", who, what, name, seed]
+    with tempfile.TemporaryDirectory() as scratch:  # CleanRL leaves its logs where it runs
+        start = time.perf_counter()
+        out = subprocess.run(map(str, command), check=True, cwd=scratch, capture_output=True, text=True,
+                             env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout.split()[-1]
+        seconds = round(time.perf_counter() - start, 2)
     row = {"program": who, "task": name, "seed": seed}
     if what == "speed":
         return row | {"steps_per_second": round(float(out))}
-    steps = None if out == "None" else int(out)
-    return row | {"solved_at_step": steps, "seconds": round(time.perf_counter() - start, 2)}
+    return row | {"solved_at_step": None if out == "None" else int(out), "seconds": seconds}
 
 
 def peer_table(rows):
-    lines = ["| task | program | solved | median steps | worst | seconds until solved, median (all) | ratio to SB3 |",
+    """Seconds go to the end where a run did not solve its task; shares are medians over the runs made in turn."""
+    lines = ["| task | program | solved | median steps | worst | seconds until solved, median (all) | our share of them |",
              "|---|---|---|---|---|---|---|"]
+    programs = dict.fromkeys(row["program"] for row in rows)
     for name in TASK_OF:
         mine = {who: [row for row in rows if (row["program"], row["task"]) == (who, name) and "seconds" in row]
-                for who in PROGRAMS}
-        for who in PROGRAMS if mine["ours"] else ():
+                for who in programs}
+        for who in programs if mine["ours"] else ():
+            if not mine[who]:
+                continue
             steps = [float("inf") if row["solved_at_step"] is None else row["solved_at_step"] for row in mine[who]]
             seconds = [row["seconds"] for row in mine[who]]
+            shares = [row["seconds"] / other["seconds"] for row, other in zip(mine["ours"], mine[who])]
             cells = [name, who, f"{sum(step < float('inf') for step in steps)}/{len(steps)}", count(middle(steps)),
-                     count(max(steps)), f"{middle(seconds):.2f} ({', '.join(f'{s:.1f}' for s in seconds)})",
-                     f"{middle(seconds) / middle(row['seconds'] for row in mine['sb3']):.3f}"]
+                     count(max(steps)), f"{middle(seconds):.1f} ({', '.join(f'{s:.1f}' for s in seconds)})",
+                     f"{middle(shares):.2f}"]
             lines.append(f"| {' | '.join(cells)} |")
     ours, sb3 = ([row["steps_per_second"] for row in rows if row["program"] == who and "steps_per_second" in row]
                  for who in PROGRAMS)

@@ -1,0 +1,54 @@
+"""Runs another program unchanged, and prints the steps that it had played when CartPole or Pendulum was solved.
+
+    python tests/meter.py THRESHOLD LIMIT PROGRAM [flags]
+
+It counts inside of gymnasium's classes, so that all programs are counted in the same place, and stands alone, as it
+has to run where that program runs: with an older gymnasium, say. After LIMIT steps it prints None.
+"""
+
+import os
+import runpy
+import sys
+
+import gymnasium
+from gymnasium.envs.classic_control import cartpole, pendulum
+
+_, THRESHOLD, LIMIT, PROGRAM, *FLAGS = sys.argv
+steps, scores = 0, []
+
+
+def stop(answer):
+    print(f"\n{answer}", flush=True)
+    os._exit(0)
+
+
+def watch(environment):
+    play, start = environment.step, environment.reset
+
+    def step(self, action):
+        global steps
+        steps += 1
+        result = play(self, action)
+        self.total = getattr(self, "total", 0.0) + float(result[1])
+        if steps >= int(LIMIT):
+            stop(None)
+        return result
+
+    def reset(self, *, seed=None, options=None):
+        if hasattr(self, "total"):
+            scores.append(min(self.total, 500))  # some programs play on when CartPole's time is up
+            del self.total
+        if len(scores) >= 20 and sum(scores[-20:]) / 20 >= float(THRESHOLD):
+            stop(steps)
+        return start(self, seed=seed, options=options)
+
+    environment.step, environment.reset = step, reset
+
+
+if __name__ == "__main__":
+    watch(cartpole.CartPoleEnv)
+    watch(pendulum.PendulumEnv)
+    sys.modules["gym"] = gymnasium  # its name in older programs
+    sys.argv = [PROGRAM, *FLAGS]
+    runpy.run_path(PROGRAM, run_name="__main__")
+    stop(None)

@@ -389,7 +389,7 @@ def main():
             given = OTHER_TASKS | given
         config = Config(**given)
         check(config)
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.error(error)
     except Exception:  # torch raises many kinds
         parser.error(f"--load {given['load']}: not a checkpoint of this script")

@@ -184,7 +184,7 @@ OTHER, OWN = "given = OTHER_TASKS | given", 'elif given.get("env_id", Config.env
 replace(D, "interface", "settings for other tasks ignored", OTHER, "pass")
 replace(D, "interface", "settings for other tasks win over flags", OTHER, "given = given | OTHER_TASKS")
 replace(D, "interface", "settings for other tasks used for its own", OWN, 'elif "env_id" in given:')
-replace(D, "interface", "a wrong setting costs a traceback", "except (OSError, ValueError)", "except OSError")
+replace(D, "interface", "a wrong setting costs a traceback", "except (FileNotFoundError, ValueError)", "except FileNotFoundError")
 replace(D, "interface", "a foreign file costs a traceback", "except Exception:", "except KeyError:")
 replace(D, "interface", "every error is taken for a wrong name", "(gym.error.Error, ModuleNotFoundError)", "Exception")
 replace(D, "training", "no evaluation cannot be asked for", "if config.eval_episodes:", "if True:")

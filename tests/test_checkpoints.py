@@ -291,6 +291,7 @@ def test_missing_foreign_damaged_and_malicious_files_cost_one_line(name, checkpo
         for how in ({}, {"save": given}):
             status, out, err = run_main(module, monkeypatch, capsys, *flags(load=given, total_steps=500, **how))
             assert (status, out, err.count("\n")) == (2, "", 1), (content, err)
+            assert str(given) in err or "Errno" not in err
 
     is_refused()
     for content in contents:

@@ -281,7 +281,7 @@ ONLY_PPO = [
     ("--gae-lambda", "1.5", "must be from 0 to 1"),
     ("--clip-eps", "-0.2", "must be from 0 to"),
     ("--load", "no-such-file.pt", "No such file"),
-    ("--load", "tests", "Is a directory"),
+    ("--load", "tests", "--load tests: not a checkpoint of this script"),
     ("--load", "README.md", "not a checkpoint of this script"),
     ("--save", "README.md", "must be a new file"),
     ("--save", "tests", "must be a new file"),
@@ -406,7 +406,7 @@ def test_the_readme_counts_the_lines_of_the_scripts_and_names_its_sections():
 def test_the_tutorials_lines_are_those_of_the_scripts():
     texts = [source(name) for name in SCRIPTS]
     snippets = readme_blocks("python")
-    assert len(snippets) >= 8
+    assert len(snippets) >= 4
     for snippet in snippets:
         assert any(f"\n{snippet}" in text for text in texts), snippet
 
@@ -466,17 +466,17 @@ def test_the_recipe_of_logging_logs_what_it_says(monkeypatch, capsys):
         assert line.endswith(f"entropy {metrics['entropy']:.2g}") and metrics["explained_variance"] < 1
 
 
-def test_the_recipe_of_another_optimizer_has_two_rates_that_fall(monkeypatch, quiet):
+def test_the_recipe_of_another_optimizer_has_a_rate_that_falls_as_a_cosine(monkeypatch, quiet):
     module, rates = module_of(copy_with("AdamW"), "optimizer"), []
     step = torch.optim.AdamW.step
 
     def noted(optimizer, *args, **how):
-        rates.append([group["lr"] for group in optimizer.param_groups])
+        rates.append(optimizer.param_groups[0]["lr"])
         return step(optimizer, *args, **how)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", noted)
     module.train(module.Config(num_steps=20, total_steps=400, learning_rate=0.01))
-    assert rates[0] == [0.01, 0.02] and rates[-1] == pytest.approx([0.0025, 0.005])
+    assert rates[::8] == pytest.approx(0.01 * (1 + np.cos(np.pi * np.arange(4) / 4)) / 2)
 
 
 def test_the_recipe_of_the_penalty_solves_cartpole_and_moves_beta(monkeypatch, quiet):
@@ -498,7 +498,7 @@ def test_the_recipe_of_the_penalty_solves_cartpole_and_moves_beta(monkeypatch, q
 
 TWO = """
 if RANK >= 0:
-    import atexit
+    import sys
     starts, make_vec = [], gym.make_vec
     class Seen(gym.vector.VectorWrapper):
         def reset(self, **how):
@@ -517,7 +517,7 @@ if RANK >= 0:
 def test_the_recipe_of_several_processes_shares_weights_and_scale_but_no_episodes(tmp_path):
     text = copy_with("torch.distributed").split('if __name__ == "__main__"')[0] + TWO
     (tmp_path / "my_copy.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2 --local-ranks-filter 0".split()]
     result = subprocess.run([*command, tmp_path / "my_copy.py", tmp_path], capture_output=True, text=True, timeout=150)
     assert result.returncode == 0, result.stderr
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
@@ -547,7 +547,7 @@ def test_the_readmes_environment_is_learned(tmp_path, monkeypatch, quiet):
     config = module.Config(env_id="my_env:Reach-v0", **module.OTHER_TASKS | {"total_steps": 16_384})
     agent, history = module.train(config)
     assert np.mean([score for _, score in history[:50]]) < -60
-    assert module.evaluate(agent, module.make_envs("my_env:Reach-v0", 50)).mean() > -35
+    assert module.evaluate(agent, module.make_envs("my_env:Reach-v0", 50)).mean() > -12
 
 
 def test_what_the_readme_tells_to_type_in_python_works(tmp_path):

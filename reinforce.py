@@ -18,7 +18,7 @@ leaves that out, as it works better without. An episode that a time limit cuts o
 nothing stands for the rewards that would have followed.
 
 `python reinforce.py` solves CartPole (the last 20 scores, sums of rewards, average 475) after about
-20,000 of 80,000 steps.
+22,000 of 80,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8

@@ -143,7 +143,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # In row 0, t - 1 is the last row of the rollout before.
+            # Row -1 still holds the last step of the rollout before.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -170,7 +170,7 @@ def weigh(agent, config, obs, action, reward, terminated):
         v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
         if config.critic == "td":
             return v_error, v_error.square()
-    # The action after the last row is drawn for Q alone: it is not played.
+    # Q needs one more action, after the last row: it is drawn, but never played.
     last_action = agent.pi(obs[-1:]).sample()
     q = agent.q(obs, torch.cat([action, last_action]))  # (T+1, N)
     q_error = td_error(reward, q[:-1], q[1:], terminated, config.gamma)
@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Copies get the seeds s, s + 1, ...: with steps of 1000, two runs share none.
+    # Copy i gets seed + i: runs whose seeds are 1000 apart share none.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:
@@ -207,7 +207,7 @@ def train(config):
                 torch.as_tensor, vars(buffer).values())
 
             # Estimate: ψ of each action, and the squared errors of the critics.
-            reward = config.reward_scale * reward  # V, first near 0, reaches small targets sooner
+            reward = config.reward_scale * reward  # V starts near 0, so small targets are nearer
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.
@@ -228,7 +228,7 @@ def train(config):
             nn.utils.clip_grad_norm_(
                 agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
             optimizer.step()
-            agent.scale.update(b_obs)  # only now, so that π above was the policy that played
+            agent.scale.update(b_obs)  # not before: π above must be the policy that played
 
             # Report about twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:

@@ -170,7 +170,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # In row 0, t - 1 is the last row of the rollout before.
+            # Row -1 still holds the last step of the rollout before.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -242,7 +242,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copies get the seeds s, s + 1, ... Steps of 1000 keep runs apart; a resumed run adds env_step.
+    # Copy i gets seed + i. Steps of 1000 keep runs apart; a resumed run adds its env_step.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:

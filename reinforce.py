@@ -134,7 +134,7 @@ def train(config):
     torch.manual_seed(config.seed)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    # Copies get the seeds s, s + 1, ...: with steps of 1000, two runs share none.
+    # Copy i gets seed + i: runs whose seeds are 1000 apart share none.
     envs.reset(seed=1000 * config.seed)  # seeded only here: later resets draw new starts
     env_step = next_report = 0
     history = []
@@ -167,7 +167,7 @@ def train(config):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            agent.scale.update(obs[valid])  # only now, so that π above was the policy that played
+            agent.scale.update(obs[valid])  # not before: π above must be the policy that played
 
             # Report at most twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:

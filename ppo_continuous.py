@@ -68,7 +68,7 @@ class Config:
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c, the weight of the entropy bonus
     obs_std: float = 2.0  # standard deviation that observations are scaled to
-    init_log_std: float = 0.5  # log of the policy's standard deviation at first
+    init_log_std: float = 0.5  # log of the standard deviation at first, times √d in d components
     hidden_layers: int = 2  # hidden layers of each network
     hidden_size: int = 128  # units of each hidden layer
     activation: str = "relu"  # relu or tanh, after each hidden layer
@@ -82,8 +82,8 @@ class Config:
 # Settings to begin with elsewhere: Config(env_id="HalfCheetah-v5", **OTHER_TASKS). The command line
 # uses these settings for any --env-id but the one above.
 OTHER_TASKS = dict(
-    total_steps=500_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=24,
-    learning_rate=5e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95,
+    total_steps=1_000_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=24,
+    learning_rate=4e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95, entropy_coef=0.01,
     obs_std=1.0, init_log_std=0.0,
     hidden_size=64, activation="tanh",
 )
@@ -144,7 +144,9 @@ class ActorCritic(nn.Module):
         # Outputs near 0 make the mean action the middle of the range at first.
         self.policy = mlp([obs_dim, *hidden, action_dim], activation, output_gain=0.01)
         self.critic = mlp([obs_dim, *hidden, 1], activation, output_gain=1.0)
-        self.log_std = nn.Parameter(torch.full((action_dim,), config.init_log_std))
+        # In d components σ begins 1/√d times as large: the noise as a whole has the same length.
+        self.log_std = nn.Parameter(
+            torch.full((action_dim,), config.init_log_std - 0.5 * np.log(action_dim)))
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over actions (..., action_dim)."""

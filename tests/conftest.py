@@ -48,6 +48,18 @@ def run_main(module, monkeypatch, capsys, *arguments):
     return status, *capsys.readouterr()
 
 
+def spy(patch, owner, name, note):
+    """From now on, note(result, *arguments) is called after each call of this function."""
+    function = getattr(owner, name)
+
+    def spied(*args, **kwargs):
+        result = function(*args, **kwargs)
+        note(result, *args, *kwargs.values())
+        return result
+
+    patch.setattr(owner, name, spied)
+
+
 class MarkedEnv(gym.Env):
     """Short random episodes that end in both ways, and observations that tell where in them they are.
 

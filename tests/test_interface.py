@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from ablations import apply_diff, module_of, recipe
-from conftest import PPO, ROOT, SCRIPTS, edited, load, marked, run_main
+from conftest import PPO, ROOT, SCRIPTS, edited, load, marked, run_main, spy
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
 DISCRETE = [name for name in SCRIPTS if name != "ppo_continuous"]
@@ -468,13 +468,7 @@ def test_the_recipe_of_logging_logs_what_it_says(monkeypatch, capsys):
 
 def test_the_recipe_of_another_optimizer_has_a_rate_that_falls_as_a_cosine(monkeypatch, quiet):
     module, rates = module_of(copy_with("AdamW"), "optimizer"), []
-    step = torch.optim.AdamW.step
-
-    def noted(optimizer, *args, **how):
-        rates.append(optimizer.param_groups[0]["lr"])
-        return step(optimizer, *args, **how)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    spy(monkeypatch, torch.optim.AdamW, "step", lambda _, optimizer: rates.append(optimizer.param_groups[0]["lr"]))
     module.train(module.Config(num_steps=20, total_steps=400, learning_rate=0.01))
     assert rates[::8] == pytest.approx(0.01 * (1 + np.cos(np.pi * np.arange(4) / 4)) / 2)
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import BOX, DISCRETE, PPO, ROOT, SCRIPTS, MarkedEnv, Recount, load, marked, register, run_main
+from conftest import BOX, DISCRETE, PPO, ROOT, SCRIPTS, MarkedEnv, Recount, load, marked, register, run_main, spy
 from gymnasium.wrappers.vector import TransformObservation, TransformReward
 from peer import SOLVED, StopWhenSolved
 from torch.distributions import Categorical, Independent, Normal
@@ -47,18 +47,6 @@ def networks_of(agent):
 
 def weights_of(agent):
     return parameters_to_vector(agent.parameters()).detach()
-
-
-def spy(patch, owner, name, note):
-    """From now on, note(result, *arguments) is called after each call of this function."""
-    function = getattr(owner, name)
-
-    def spied(*args, **kwargs):
-        result = function(*args, **kwargs)
-        note(result, *args, *kwargs.values())
-        return result
-
-    patch.setattr(owner, name, spied)
 
 
 def spy_on_steps(patch, module):
@@ -146,7 +134,9 @@ def recorded(name):
 def test_the_weights_are_orthogonal_and_small_at_the_policys_output_and_all_networks_are_as_deep(name, kind):
     depth, deep = (3, {"hidden_layers": 3}) if name in PPO else (1, {})
     deep |= {"activation": kind.lower()} if name == "ppo_continuous" else {}
-    networks = networks_of(new_agent(name, hidden_size=9, **deep))
+    agent = new_agent(name, hidden_size=9, **deep)
+    assert name != "ppo_continuous" or agent.log_std.tolist() == pytest.approx([0.5 - math.log(2) / 2] * 2)
+    networks = networks_of(agent)
     assert len(networks) == {"reinforce": 1, "actor_critic": 3}.get(name, 2)
     for key, net in networks.items():
         assert [type(layer).__name__ for layer in net] == ["Linear", kind] * depth + ["Linear"]

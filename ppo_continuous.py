@@ -66,7 +66,7 @@ class Config:
     gamma: float = 0.98  # discount of later rewards
     gae_lambda: float = 0.9  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # c, the weight of the entropy bonus
+    entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to 0
     obs_std: float = 2.0  # standard deviation that observations are scaled to
     init_log_std: float = 0.5  # log of the standard deviation at first, times √d in d components
     hidden_layers: int = 2  # hidden layers of each network
@@ -215,17 +215,17 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
     return advantage[:-1]
 
 
-def ppo_loss(pi, value, action, old_log_prob, advantage, return_, config):
+def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entropy_coef):
     """The loss L to minimise, KL(π_old‖π) and the entropy of a minibatch. return_ is R_t."""
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
     kl = (ratio - 1 - log_ratio).mean()  # estimates KL(π_old‖π): how far has the policy moved?
-    clipped_ratio = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)
+    clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     value_loss = (value - return_).square().mean()
     entropy = pi.entropy().mean()
-    loss = policy_loss + 0.5 * value_loss - config.entropy_coef * entropy
+    loss = policy_loss + 0.5 * value_loss - entropy_coef * entropy
     return loss, kl, entropy
 
 
@@ -296,7 +296,8 @@ def train(config):
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
                     loss, kl, entropy = ppo_loss(
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
-                        b_old_log_prob[mb], mb_advantage, b_return[mb], config)
+                        b_old_log_prob[mb], mb_advantage, b_return[mb],
+                        config.clip_eps, config.entropy_coef * remaining)
                     optimizer.zero_grad()
                     loss.backward()
                     nn.utils.clip_grad_norm_(
@@ -368,9 +369,9 @@ def save(config, agent, optimizer, envs, env_step, history):
     """Writes a checkpoint under another name, then renames it: a crash leaves no half file."""
     if not config.save:
         return
-    of_one_run = ("save", "load", "eval_episodes", "render")
     torch.save({
-        "config": {key: x for key, x in vars(config).items() if key not in of_one_run},
+        "config": {key: x for key, x in vars(config).items()
+                   if key not in ("save", "load", "eval_episodes", "render")},  # of one run only
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "returns": {key: float(x) for key, x in vars(envs.return_rms).items()},

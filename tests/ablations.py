@@ -41,10 +41,10 @@ edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = 0.995", "gam
 edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = 0.98", "gamma: float = 0.995"))
 LOSS = "                    loss, kl, entropy = ppo_loss("
 edit("values clipped, too", PPO,
-     (LOSS, f"                    config.old_value = value[:-1][valid][mb]\n{LOSS}"),
+     (LOSS, f"                    ppo_loss.old_value = value[:-1][valid][mb]\n{LOSS}"),
      ("value_loss = (value - return_).square().mean()",
-      "value_loss = torch.max((value - return_) ** 2, (config.old_value - return_ + (value - config.old_value).clamp("
-      "-config.clip_eps, config.clip_eps)) ** 2).mean()"))
+      "value_loss = torch.max((value - return_) ** 2, (ppo_loss.old_value - return_ + (value - ppo_loss.old_value).clamp("
+      "-clip_eps, clip_eps)) ** 2).mean()"))
 # Classic mistakes
 edit("target not detached", ("actor_critic",), ("target.detach() - value", "target - value"))
 edit("no baseline", ("reinforce",), ("(return_ - baseline)[valid]", "return_[valid]"))
@@ -65,7 +65,7 @@ edit("targets estimated anew by each epoch", PPO,
 edit("log-probability of the clipped action", ("ppo_continuous",),
      ("agent.act(self.obs[t])", "agent.act(self.obs[t]).clip(-1, 1)"))
 edit("entropy with the wrong sign, coefficient 0.01", PPO,
-     ("- config.entropy_coef * entropy", "+ config.entropy_coef * entropy"),
+     ("- entropy_coef * entropy", "+ entropy_coef * entropy"),
      ("entropy_coef: float = 0.0 ", "entropy_coef: float = 0.01 "))
 RESET = "envs.reset(seed=seed)"
 ENDED = "                finished += [(env_step, float(score)) for score in scores]\n"

@@ -93,11 +93,13 @@ replace(D, "losses", "ratio upside down", "pi.log_prob(action) - old_log_prob", 
 for part in ("value", "advantage", "return_"):
     replace(D, "losses", f"shape of {part} not compared", f" == {part}.shape", "")
 replace(D, "losses", "KL the wrong way round", "(ratio - 1 - log_ratio)", "(ratio * log_ratio - ratio + 1)")
-replace(D, "losses", "no clip from below", "ratio.clamp(1 - config.clip_eps,", "ratio.clamp(0,")
-replace(D, "losses", "no clip from above", "1 + config.clip_eps)", "torch.inf)")
+replace(D, "losses", "no clip from below", "ratio.clamp(1 - clip_eps,", "ratio.clamp(0,")
+replace(D, "losses", "no clip from above", "1 + clip_eps)", "torch.inf)")
 replace(D, "losses", "max instead of min", "torch.min(ratio", "torch.max(ratio")
 replace(D, "losses", "the critic's error not halved", "0.5 * value_loss", "value_loss")
-each([D, A], "losses", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
+replace(D, "losses", "entropy made small", "- entropy_coef * entropy", "+ entropy_coef * entropy")
+replace(A, "update", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
+replace(D, "update", "the entropy's weight does not fall", "config.entropy_coef * remaining", "config.entropy_coef")
 replace(D, "losses", "KL and entropy swapped", "return loss, kl, entropy", "return loss, entropy, kl")
 
 # ---- ppo_discrete.py: the optimizer and the training, with what is alike in the others ----

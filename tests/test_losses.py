@@ -19,14 +19,14 @@ def policy(name, log_prob):
     return Independent(Normal(mean, torch.ones_like(mean)), 1), torch.zeros(len(log_prob), 2)
 
 
-def loss_of(name, ratio, advantage, value=None, return_=None, **settings):
+def loss_of(name, ratio, advantage, value=None, return_=None, clip_eps=0.2, entropy_coef=0.0):
     """((loss, KL, entropy), log π) for samples of these ratios and advantages, each with log π_old = -3."""
     old_log_prob = torch.full_like(ratio, -3.0)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
     pi, action = policy(name, log_prob)
     value, return_ = (torch.zeros_like(ratio) if x is None else x for x in (value, return_))
-    config = load(name).Config(**{"entropy_coef": 0.0} | settings)
-    return load(name).ppo_loss(pi, value, action, old_log_prob, advantage, return_, config), log_prob
+    loss = load(name).ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entropy_coef)
+    return loss, log_prob
 
 
 def gradient_of(name, ratio, advantage, **settings):
@@ -83,7 +83,7 @@ def test_the_kl_leads_from_the_old_policy_to_the_new_one(name):
     else:
         old, new = (Independent(Normal(torch.full((len(zero), 2), x), 1.0 + x), 1) for x in (0.0, 0.3))
     action = old.sample()
-    _, kl, entropy = module.ppo_loss(new, zero, action, old.log_prob(action), zero, zero, module.Config())
+    _, kl, entropy = module.ppo_loss(new, zero, action, old.log_prob(action), zero, zero, 0.2, 0.0)
     torch.testing.assert_close(kl, kl_divergence(old, new).mean(), rtol=0.02, atol=0)
     torch.testing.assert_close(entropy, new.entropy().mean())
 
@@ -96,7 +96,7 @@ def test_the_entropy_bonus_raises_the_entropy(name):
     else:
         pi, action = Independent(Normal(torch.zeros(1, 2), parameter), 1), torch.zeros(1, 2)
     old = pi.log_prob(action).detach()
-    loss, _, _ = module.ppo_loss(pi, zero, action, old, zero, zero, module.Config(entropy_coef=0.5))
+    loss, _, _ = module.ppo_loss(pi, zero, action, old, zero, zero, 0.2, 0.5)
     up, down = (torch.autograd.grad(x, parameter, retain_graph=True)[0] for x in (pi.entropy().sum(), loss))
     assert up.abs().min() > 0.1
     torch.testing.assert_close(down, -0.5 * up)

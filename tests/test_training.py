@@ -108,7 +108,7 @@ def recorded(name):
         true = run.agent.value(answers) if name in PPO else run.agent.v(answers)
         run.estimates.append([copy.deepcopy(x.detach()) for x in (true, *args[:4])])
 
-    def note_loss(_, pi, value, action, old_log_prob, advantage, return_, config):
+    def note_loss(_, pi, value, action, old_log_prob, advantage, return_, *weights):
         x = (pi.log_prob(action) - old_log_prob).detach().double()
         run.losses.append((action, (x.exp() - 1 - x).mean().item(), pi.entropy().mean().item()))
         assert not (old_log_prob.requires_grad or advantage.requires_grad or return_.requires_grad)

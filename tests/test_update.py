@@ -341,6 +341,7 @@ def slow_ppo(agent):
 
         steps, policies = steps_and_policies(agent, pieces)
         old = [pi.log_prob(step.action).item() for pi, step in zip(policies, steps)]
+        entropy_coef = config.entropy_coef * learning_rate / config.learning_rate  # which falls as that does
         for _ in range(config.epochs):
             order = agent.recording.orders.pop(0).tolist()
             assert sorted(order) == list(range(len(steps)))
@@ -364,7 +365,7 @@ def slow_ppo(agent):
                     elif abs(ratio.item() - 1) > config.clip_eps:
                         agent.events["far, but not clipped"] += 1
                     error = agent.network("critic", step.obs)[0] - returns[step.t, step.n]
-                    losses.append(-gain + error**2 / 2 - config.entropy_coef * pi.entropy())
+                    losses.append(-gain + error**2 / 2 - entropy_coef * pi.entropy())
                     entropies.append(pi.entropy())
                     divergences.append(ratio - 1 - ratio.log())
                 agent.descend(sum(losses) / size, learning_rate, config.max_grad_norm)

@@ -68,7 +68,7 @@ class Config:
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to 0
     obs_std: float = 2.0  # standard deviation that observations are scaled to
-    init_log_std: float = 0.5  # log of the standard deviation at first, times sqrt(d) in d components
+    init_log_std: float = 0.5  # log of the first standard deviation, times sqrt(d) in d components
     hidden_layers: int = 2  # hidden layers of each network
     hidden_size: int = 128  # units of each hidden layer
     activation: str = "relu"  # relu or tanh, after each hidden layer

@@ -123,8 +123,9 @@ def measure_peer(who, what, name, seed, folder, python):
     here = Path(__file__).parent
     if (who, name) in FILES:
         file, flags = FILES[who, name]
-        command = [python if who == "cleanrl" else sys.executable, here / "meter.py", SOLVED[TASK_OF[name]], 500_000,
-                   folder.absolute() / file, *flags.split(), *([seed] if flags else [])]
+        command = [python if who == "cleanrl" else sys.executable, here / "meter.py", SOLVED[TASK_OF[name]],
+                   500_000 if name == "ppo_discrete" else 200_000, folder.absolute() / file, *flags.split(),
+                   *([seed] if flags else [])]
     else:
         command = [sys.executable, here / "benchmark.py", "--child", who, what, name, seed]
     with tempfile.TemporaryDirectory() as scratch:  # CleanRL leaves its logs where it runs

@@ -111,6 +111,7 @@ class ObsScale(nn.Module):
         weight = len(obs) / self.count.item()
         change = mean - self.mean
         self.mean += weight * change
+        # The variance of all: that within the two parts, and that between their means.
         var = (1 - weight) * (self.std**2 + weight * change**2) + weight * var
         self.std = var.clamp(min=1e-8).sqrt()
         if weight == 1:  # the first update
@@ -230,7 +231,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
 
 
 class Adam(optim.Adam):
-    """optim.Adam, but it starts a second sooner: it does not import torch's compiler."""
+    """optim.Adam without its decorators, which import torch's compiler and so take a second."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     zero_grad = optim.Adam.zero_grad.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__

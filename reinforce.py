@@ -5,8 +5,8 @@
 
 The policy π(a|s), a small network, gives the probability of each action a in state s (obs in the
 code). It plays N episodes to their ends. The return G_t is the sum of the rewards r from step t on,
-where a reward k steps later is multiplied by γ^k (γ ≤ 1). Actions that led to more than usual, the
-mean of the N returns at the same step, become more likely, the others less likely.
+where a reward k steps later is multiplied by γ^k (γ ≤ 1). Actions whose return exceeds the mean of
+the N returns at the same step become more likely, the others less likely.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]

@@ -22,24 +22,32 @@ def stop(answer):
     os._exit(0)
 
 
+def finish(environment):
+    scores.append(environment.total)
+    environment.total, environment.length = 0.0, 0
+    if len(scores) >= 20 and sum(scores[-20:]) / 20 >= float(THRESHOLD):
+        stop(steps)
+
+
 def watch(environment):
+    environment.total, environment.length = 0.0, 0
     play, start = environment.step, environment.reset
 
     def step(self, action):
         global steps
         steps += 1
         result = play(self, action)
-        self.total = getattr(self, "total", 0.0) + float(result[1])
+        self.total += float(result[1])
+        self.length += 1
+        if self.length == 500:  # CartPole's time is up, after which some programs play on
+            finish(self)
         if steps >= int(LIMIT):
             stop(None)
         return result
 
     def reset(self, *, seed=None, options=None):
-        if hasattr(self, "total"):
-            scores.append(min(self.total, 500))  # some programs play on when CartPole's time is up
-            del self.total
-        if len(scores) >= 20 and sum(scores[-20:]) / 20 >= float(THRESHOLD):
-            stop(steps)
+        if self.length:
+            finish(self)
         return start(self, seed=seed, options=options)
 
     environment.step, environment.reset = step, reset

@@ -23,30 +23,30 @@ def stop(answer):
 
 
 def finish(environment):
-    scores.append(environment.total)
-    environment.total, environment.length = 0.0, 0
+    scores.append(environment.meter_score)
+    environment.meter_score, environment.meter_steps = 0.0, 0
     if len(scores) >= 20 and sum(scores[-20:]) / 20 >= float(THRESHOLD):
         stop(steps)
 
 
 def watch(environment):
-    environment.total, environment.length = 0.0, 0
+    environment.meter_score, environment.meter_steps = 0.0, 0
     play, start = environment.step, environment.reset
 
     def step(self, action):
         global steps
         steps += 1
         result = play(self, action)
-        self.total += float(result[1])
-        self.length += 1
-        if self.length == 500:  # CartPole's time is up, after which some programs play on
+        self.meter_score += float(result[1])
+        self.meter_steps += 1
+        if self.meter_steps == 500:  # CartPole's time is up, after which some programs play on
             finish(self)
         if steps >= int(LIMIT):
             stop(None)
         return result
 
     def reset(self, *, seed=None, options=None):
-        if self.length:
+        if self.meter_steps:
             finish(self)
         return start(self, seed=seed, options=options)
 

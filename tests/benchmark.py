@@ -209,7 +209,8 @@ def main():
                 for seed in options.seeds for who in ["ours", *options.peer]
                 if who in PROGRAMS or (who, name) in FILES]
         jobs += [(measure_peer, who, "speed", "ppo_discrete", seed, *where)
-                 for seed in options.seeds for who in PROGRAMS if "sb3" in options.peer]
+                 for seed in options.seeds for who in PROGRAMS
+                 if "sb3" in options.peer and "ppo_discrete" in options.script]
     elif options.tasks is not None:
         what, print_table, options.seeds = "tasks", task_table, SEEDS
         jobs = [(measure_task, train_ours, *job) for job in task_jobs(options.script, options.tasks)]

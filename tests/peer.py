@@ -130,7 +130,7 @@ def measure_peer(who, what, name, seed, folder, python):
         command = [sys.executable, here / "benchmark.py", "--child", who, what, name, seed]
     with tempfile.TemporaryDirectory() as scratch:  # CleanRL leaves its logs where it runs
         start = time.perf_counter()
-        out = subprocess.run(map(str, command), check=True, cwd=scratch, capture_output=True, text=True,
+        out = subprocess.run([str(word) for word in command], check=True, cwd=scratch, capture_output=True, text=True,
                              env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout.split()[-1]
         seconds = round(time.perf_counter() - start, 2)
     row = {"program": who, "task": name, "seed": seed}

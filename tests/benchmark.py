@@ -3,7 +3,8 @@
     python tests/benchmark.py                              every script, seeds 500 to 519
     python tests/benchmark.py --script reinforce --seeds 200 201 202
     python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
-    python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5 ..."
+    python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5" --csv FILE --resume
+                                                           another task; what the CSV already has is kept
     python tests/benchmark.py --peer sb3 --seeds 500 501   the PPO scripts and SB3 in turn, seed by seed
     python tests/benchmark.py --peer sb3 cleanrl minimalrl --peer-files FOLDER --peer-python PYTHON
                                                            the same with CleanRL and minimalRL, see tests/peer.py
@@ -15,7 +16,7 @@
 
 Prints a Markdown table, and writes one line for each run to a CSV in tests/results. "Solved" means that
 the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). After
-the run 1,000 fresh episodes are played on these two, 100 on other tasks and after a change of the text.
+the run 1,000 fresh episodes are played on these two, 100 after a change of the text, 50 on other tasks.
 
 With --processes 2 two runs are made at a time, which changes nothing but the seconds they take. With
 --peer each run is a process of its own, and its time goes from the start of the process, with all
@@ -41,6 +42,7 @@ from pathlib import Path
 from unittest import mock
 
 import gymnasium as gym
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -106,7 +108,7 @@ def measure(name, flags, seed, change="", text=""):
            "solved_at_step": solved_at(history, SOLVED.get(config.env_id)),
            "seconds": round(time.perf_counter() - start, 1)}
     # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
-    episodes = 1_000 if config.env_id in SOLVED and not text else 100
+    episodes = 50 if config.env_id not in SOLVED else 100 if text else 1_000
     for kind in ("greedy", "sampled"):
         scores = module.evaluate(agent, module.make_envs(config.env_id, episodes), kind == "greedy", seed)
         row[kind] = round(float(scores.mean()), 2)
@@ -151,12 +153,12 @@ def table(rows):
              "|---|---|---|---|---|---|---|---|"]
     for name, flags in dict.fromkeys((row["program"], row["flags"]) for row in rows):
         mine = [row for row in rows if (row["program"], row["flags"]) == (name, flags)]
-        steps = [float("inf") if row["solved_at_step"] is None else row["solved_at_step"] for row in mine]
+        steps = [float(row["solved_at_step"] or "inf") for row in mine]
         cells = [f"`{f'{name}.py {flags}'.strip()}`", "-", "-", "-"]
         if "--env-id" not in flags:
             cells[1:] = f"{sum(s < float('inf') for s in steps)}/{len(mine)}", count(middle(steps)), count(max(steps))
         greedy, sampled = [row["greedy"] for row in mine], [row["sampled"] for row in mine]
-        cells += [f"{sum(greedy) / len(mine):,.1f}", f"{min(greedy):,.1f}", f"{sum(sampled) / len(mine):,.1f}",
+        cells += [f"{np.mean(greedy):,.1f} ± {np.std(greedy):,.1f}", f"{min(greedy):,.1f}", f"{np.mean(sampled):,.1f}",
                   f"{middle(row['seconds'] for row in mine):,.1f} s"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -191,6 +193,7 @@ def main():
     parser.add_argument("--recipe", metavar="WORD", help="measure the diff of README with this word in it")
     parser.add_argument("--plot", action="store_true",
                         help="draw the pictures in tests/results; SB3 is measured if it lacks")
+    parser.add_argument("--resume", action="store_true", help="keep the CSV's runs and make those that are missing")
     parser.add_argument("--csv", type=Path,
                         help="default: benchmark, peers, tasks, ablations or recipes, each .csv, in tests/results")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
@@ -232,6 +235,11 @@ def main():
         rows = list(csv.DictReader(output.open()))
         done = [(row["program"], row["script"], row["task"], int(row["seed"])) for row in rows]
         jobs = [job for job in jobs if job[2:] not in done]
+    elif options.resume and output.exists():
+        rows = [{key: float(x) if key in ("greedy", "sampled", "seconds") else x for key, x in row.items()}
+                for row in csv.DictReader(output.open())]
+        done = [(row["program"], row["flags"], int(row["seed"])) for row in rows]
+        jobs = [job for job in jobs if job[1:4] not in done]
 
     pool = ProcessPoolExecutor(options.processes, get_context("spawn")) if options.processes > 1 else None
     for number, row in enumerate((pool.map if pool else map)(run, jobs), 1):

@@ -1,7 +1,7 @@
 """Draws the pictures of README: `python tests/benchmark.py --plot`.
 
-Learning curves and ablations come from the CSVs in tests/results. training.gif, pendulum.png and frames.png show runs
-of the PPO scripts with their defaults, seed 0, which are trained here. The other pictures need no record.
+Learning curves and ablations come from the CSVs in tests/results. training.gif and pendulum.png show runs of the
+PPO scripts with their defaults, seed 0, which are trained here. The other pictures need no record.
 """
 
 import contextlib
@@ -325,8 +325,6 @@ def draw_pendulum():
     for axis in axes[:, 0]:
         axis.set_ylabel("angular speed (rad/s)")
     write(figure, "pendulum.png", dpi=100)
-    frames = play("ppo_continuous", end.agent, seed=93, steps=80, hold=1)  # from hanging down
-    plt.imsave(RESULTS / "frames.png", np.concatenate([frame[50:450:2, 50:450:2] for frame, _ in frames[::8]], 1))
 
 
 # ---- Ablations ----

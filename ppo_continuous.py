@@ -62,7 +62,7 @@ class Config:
     epochs: int = 10  # passes over each rollout
     num_minibatches: int = 8  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.5  # clip the gradient to this norm
+    max_grad_norm: float = 1.0  # clip the gradient to this norm
     gamma: float = 0.98  # discount of later rewards
     gae_lambda: float = 0.9  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
@@ -83,8 +83,9 @@ class Config:
 # uses these settings for any --env-id but the one above.
 OTHER_TASKS = dict(
     total_steps=1_000_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=24,
-    learning_rate=4e-4, gamma=0.99, gae_lambda=0.95, entropy_coef=0.01,
-    obs_std=1.0, init_log_std=0.0, hidden_size=64, activation="tanh",
+    learning_rate=3e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95, entropy_coef=0.01,
+    obs_std=1.0, init_log_std=0.0,
+    hidden_size=64, activation="tanh",
 )
 
 

@@ -66,7 +66,7 @@ class Config:
     gamma: float = 0.98  # discount of later rewards
     gae_lambda: float = 0.9  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to 0
+    entropy_coef: float = 0.0  # initial weight c of the entropy bonus; 0 after half the steps
     obs_std: float = 2.0  # standard deviation that observations are scaled to
     init_log_std: float = 0.5  # log of the first standard deviation, times sqrt(d) in d components
     hidden_layers: int = 2  # hidden layers of each network
@@ -82,10 +82,9 @@ class Config:
 # Settings to begin with elsewhere: Config(env_id="HalfCheetah-v5", **OTHER_TASKS). The command line
 # uses these settings for any --env-id but the one above.
 OTHER_TASKS = dict(
-    total_steps=1_000_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=24,
-    learning_rate=3e-4, max_grad_norm=0.5, gamma=0.99, gae_lambda=0.95, entropy_coef=0.01,
-    obs_std=1.0, init_log_std=0.0,
-    hidden_size=64, activation="tanh",
+    total_steps=1_000_000, num_envs=16, num_steps=128, epochs=5, num_minibatches=32,
+    learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, entropy_coef=0.01,
+    obs_std=1.0, init_log_std=0.0, hidden_size=64, activation="tanh",
 )
 
 
@@ -298,7 +297,7 @@ def train(config):
                     loss, kl, entropy = ppo_loss(
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],
-                        config.clip_eps, config.entropy_coef * remaining)
+                        config.clip_eps, config.entropy_coef * max(2 * remaining - 1, 0))
                     optimizer.zero_grad()
                     loss.backward()
                     nn.utils.clip_grad_norm_(
@@ -341,8 +340,8 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.join(os.path.dirname(config.save), ".")
-    is_new = not os.path.exists(config.save) and os.access(folder, os.W_OK)
+    folder = os.path.dirname(config.save) or "."
+    is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "
                          "written to, or the one to --load")

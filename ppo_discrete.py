@@ -60,7 +60,7 @@ class Config:
     gamma: float = 0.995  # discount of later rewards
     gae_lambda: float = 0.97  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to 0
+    entropy_coef: float = 0.0  # initial weight c of the entropy bonus; 0 after half the steps
     obs_std: float = 2.0  # standard deviation that observations are scaled to
     hidden_layers: int = 1  # hidden layers of each network
     hidden_size: int = 32  # units of each hidden layer
@@ -281,7 +281,7 @@ def train(config):
                     loss, kl, entropy = ppo_loss(
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],
-                        config.clip_eps, config.entropy_coef * remaining)
+                        config.clip_eps, config.entropy_coef * max(2 * remaining - 1, 0))
                     optimizer.zero_grad()
                     loss.backward()
                     nn.utils.clip_grad_norm_(
@@ -322,8 +322,8 @@ def check(config):
                 raise ValueError(
                     f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
             setattr(config, spec.name, value)
-    folder = os.path.join(os.path.dirname(config.save), ".")
-    is_new = not os.path.exists(config.save) and os.access(folder, os.W_OK)
+    folder = os.path.dirname(config.save) or "."
+    is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "
                          "written to, or the one to --load")

@@ -142,8 +142,7 @@ def plot(seeds):
                 history, _ = train_sb3(name, seed, 100_000, stop=False)
                 rows.append({"program": f"sb3 {name}", "flags": "", "seed": seed, "curve": curve(history, 100_000)})
                 write_csv(path, rows)
-    for draw in (figures.draw_training, figures.draw_curves, figures.draw_gae, figures.draw_clip, figures.draw_flow,
-                 figures.draw_pendulum, figures.draw_ablations):
+    for draw in (figures.draw_training, figures.draw_curves, figures.draw_gae, figures.draw_clip, figures.draw_flow):
         draw()
 
 

@@ -1,7 +1,7 @@
 """Draws the pictures of README: `python tests/benchmark.py --plot`.
 
-Learning curves and ablations come from the CSVs in tests/results. training.gif and pendulum.png show runs of the
-PPO scripts with their defaults, seed 0, which are trained here. The other pictures need no record.
+Learning curves come from the CSVs in tests/results. training.gif shows runs of the PPO scripts with their defaults,
+seed 0, which are trained here. The other pictures need no record.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from unittest import mock
 import matplotlib
 import numpy as np
 import torch
-from peer import SOLVED, TASK_OF, middle
+from peer import SOLVED, TASK_OF
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -202,15 +202,14 @@ def draw_flow(T=12, ends=((4,), (7,), (), (2, 8)), epochs=("epoch 1", "epoch 2",
 def moments(script):
     """Copies of the agent of a run with default settings, before training and when it would save a checkpoint.
 
-    With each come the env_step and the seconds that led to it, and the number that rewards are divided by. The clock is
-    the processor's own, which stands still while other programs run.
+    With each come the env_step and the seconds that led to it. The clock is the processor's own, which stands still
+    while other programs run.
     """
     module, kept = importlib.import_module(script), []
 
     def keep(config, agent, optimizer, envs, env_step, history):
         kept.append(SimpleNamespace(
-            agent=copy.deepcopy(agent), env_step=env_step, seconds=time.process_time() - start,
-            reward_std=(envs.return_rms.var + envs.epsilon) ** 0.5))
+            agent=copy.deepcopy(agent), env_step=env_step, seconds=time.process_time() - start))
 
     with mock.patch.object(module, "save", keep), contextlib.redirect_stdout(io.StringIO()):
         for steps in (0, module.Config.total_steps):  # with 0 steps, train() saves the agent as it begins
@@ -278,91 +277,3 @@ def draw_training(frames=75, milliseconds=60):
     pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     durations = [milliseconds + 1_000 * (i % frames == frames - 1) for i in range(len(pictures))]
     pictures[0].save(RESULTS / "training.gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
-
-
-# ---- Pendulum ----
-
-def optimal_pendulum(angle, speed, gamma, iterations=400):
-    """The best value and torque of gymnasium's Pendulum on a grid (angles, speeds), by value iteration."""
-    torque = np.linspace(-2, 2, 21)
-    a, w, u = np.meshgrid(angle, speed, torque, indexing="ij")
-    reward = -(a**2 + 0.1 * w**2 + 0.001 * u**2)
-    w = np.clip(w + (15 * np.sin(a) + 3 * u) * 0.05, -8, 8)
-    # Where the next state lies between four points of the grid; angles go round.
-    i, j = (a + 0.05 * w - angle[0]) / (angle[1] - angle[0]), (w - speed[0]) / (speed[1] - speed[0])
-    i0, j0 = np.floor(i).astype(int), np.minimum(j.astype(int), len(speed) - 2)
-    di, dj, n = i - i0, j - j0, len(angle)
-    value = np.zeros((n, len(speed)))
-    for _ in range(iterations):
-        q = reward + gamma * (
-            (1 - di) * ((1 - dj) * value[i0 % n, j0] + dj * value[i0 % n, j0 + 1])
-            + di * ((1 - dj) * value[(i0 + 1) % n, j0] + dj * value[(i0 + 1) % n, j0 + 1]))
-        value = q.max(-1)
-    return value, torque[q.argmax(-1)]
-
-
-def draw_pendulum():
-    """What ppo_continuous.py has learned about Pendulum, beside what is best, and how it plays."""
-    end = moments("ppo_continuous")[-1]
-    gamma = importlib.import_module("ppo_continuous").Config.gamma
-    angle, speed = np.linspace(-np.pi, np.pi, 180, endpoint=False), np.linspace(-8, 8, 161)
-    a, w = np.meshgrid(angle, speed, indexing="ij")
-    obs = torch.as_tensor(np.stack([np.cos(a), np.sin(a), w], -1), dtype=torch.float32)
-    with torch.no_grad():
-        value, action = end.agent.value(obs).numpy(), end.agent.pi(obs).mean[..., 0].numpy()
-    pairs = {"learned": (value * end.reward_std, 2 * action.clip(-1, 1)),
-             "optimal": optimal_pendulum(angle, speed, gamma)}
-    figure, axes = plt.subplots(2, 2, figsize=(8, 5.2), layout="constrained", sharex=True, sharey=True)
-    names = {"value V(s)": ("magma", -250, 0), "torque": ("RdBu", -2, 2)}
-    for column, (title, pair) in zip(axes.T, pairs.items()):
-        for row, axis, picture, (name, (colours, low, high)) in zip(axes, column, pair, names.items()):
-            image = axis.imshow(picture.T, colours, origin="lower", aspect="auto", vmin=low, vmax=high,
-                                extent=(-180, 180, -8, 8))
-            axis.set(title=f"{name}, {title}", xticks=[-180, -90, 0, 90, 180])
-            if title == "optimal":
-                figure.colorbar(image, ax=row)
-        column[1].set_xlabel("angle from upright (°)")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("angular speed (rad/s)")
-    write(figure, "pendulum.png", dpi=100)
-
-
-# ---- Ablations ----
-
-def draw_ablations():
-    """What every edit of the scripts' text does to the steps until solved, and to the final score."""
-    rows = [row for row in read("ablations.csv") if row["program"].startswith("ppo")]
-    names = list(dict.fromkeys(row["flags"] for row in rows))
-    figure, axes = plt.subplots(1, 4, figsize=(9, 0.27 * len(names) + 1.3), layout="constrained", sharey=True)
-
-    def mark(axis, y, dot, values, low, high, label):
-        colour = "black" if y == 0 else ORANGE
-        axis.plot(np.clip([min(values), max(values)], low, high), [y, y], color=colour, linewidth=6, alpha=0.3,
-                  solid_capstyle="butt")
-        axis.plot(max(dot, low), y, "o" if dot >= low else "<", color=colour, markersize=5, clip_on=False)
-        axis.text(high + 0.08 * (high - low), y, label, fontsize=8, va="center")
-
-    for program, task, end, low, high, (left, right) in (
-            ("ppo_discrete", "CartPole", 30, 0, 500, axes[:2]),
-            ("ppo_continuous", "Pendulum", 50, -400, -100, axes[2:])):
-        for y, name in enumerate(names):
-            mine = [row for row in rows if (row["program"], row["flags"]) == (program, name)]
-            if not mine:
-                continue
-            # A run that did not solve its task lies at the end of the axis.
-            steps = [float(row["solved_at_step"] or 1_000 * end) / 1_000 for row in mine]
-            scores = [float(row["greedy"]) for row in mine]
-            unsolved = sum(not row["solved_at_step"] for row in mine)
-            mark(left, y, middle(steps), steps, 0, end, f"{unsolved} unsolved" if unsolved else "")
-            mean = np.mean(scores)
-            mark(right, y, mean, scores, low, high, f"{mean:.0f}" if mean < low else "")
-        left.set(title=f"{task}:\nsteps until solved", xlabel="thousands", xlim=(0, end), xticks=[0, end // 2, end])
-        right.set(title=f"{task}:\nfinal score", xlim=(low, high))
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].invert_yaxis()
-    for axis in axes:
-        axis.grid(alpha=0.3)
-        axis.title.set_size(10)
-    figure.supxlabel("dot: median of ten runs (steps), mean of ten runs (score); "
-                     "bar: from the lowest run to the highest", fontsize=9)
-    write(figure, "ablations.png")

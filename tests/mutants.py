@@ -99,7 +99,9 @@ replace(D, "losses", "max instead of min", "torch.min(ratio", "torch.max(ratio")
 replace(D, "losses", "the critic's error not halved", "0.5 * value_loss", "value_loss")
 replace(D, "losses", "entropy made small", "- entropy_coef * entropy", "+ entropy_coef * entropy")
 replace(A, "update", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
-replace(D, "update", "the entropy's weight does not fall", "config.entropy_coef * remaining", "config.entropy_coef")
+WEIGHT = "config.entropy_coef * max(2 * remaining - 1, 0)"
+replace(D, "update", "the entropy's weight does not fall", WEIGHT, "config.entropy_coef")
+replace(D, "update", "the entropy's weight falls below 0", WEIGHT, "config.entropy_coef * (2 * remaining - 1)")
 replace(D, "losses", "KL and entropy swapped", "return loss, kl, entropy", "return loss, entropy, kl")
 
 # ---- ppo_discrete.py: the optimizer and the training, with what is alike in the others ----
@@ -158,9 +160,10 @@ for part in ("save", "load", "eval_episodes", "render"):
 mutant(D, "checkpoint written in place", "checkpoints", ('}, f"{config.save}.tmp")', "}, config.save)"),
        ('os.replace(f"{config.save}.tmp", config.save)', "pass"))
 replace(D, "interface", "a foreign file is overwritten", "not os.path.exists(config.save) and os.access", "os.access")
-replace(D, "interface", "no folder to write to is found out too late", " and os.access(folder, os.W_OK)", "")
+replace(D, "interface", "no folder to write to is found out too late", ' and os.access(f"{folder}/", os.W_OK)', "")
 replace(D, "checkpoints", "a checkpoint cannot be continued", " and config.save != config.load and not", " and not")
-replace(D, "checkpoints", "saving here refused", 'join(os.path.dirname(config.save), ".")', "dirname(config.save)")
+replace(D, "checkpoints", "saving here refused", 'config.save) or "."', 'config.save) or "/none"')
+replace(D, "interface", "a file taken for a folder", 'os.access(f"{folder}/"', "os.access(folder")
 replace(D, "checkpoints", "settings of the checkpoint win", '["config"] | given', '["config"]')
 replace(D, "checkpoints", "no window", ', render_mode="human"', "")
 

@@ -341,7 +341,8 @@ def slow_ppo(agent):
 
         steps, policies = steps_and_policies(agent, pieces)
         old = [pi.log_prob(step.action).item() for pi, step in zip(policies, steps)]
-        entropy_coef = config.entropy_coef * learning_rate / config.learning_rate  # which falls as that does
+        remaining = learning_rate / config.learning_rate
+        entropy_coef = config.entropy_coef * (2 * remaining - 1 if remaining > 0.5 else 0)  # gone halfway
         for _ in range(config.epochs):
             order = agent.recording.orders.pop(0).tolist()
             assert sorted(order) == list(range(len(steps)))

@@ -177,7 +177,8 @@ def test_load_takes_the_checkpoints_settings_and_a_setting_given_anew_wins(name,
 def test_it_saves_with_each_report_and_at_the_end(name, tmp_path, monkeypatch, capsys):
     saved, save = [], torch.save
     monkeypatch.setattr(torch, "save", lambda kept, *where: saved.append(kept["env_step"]) or save(kept, *where))
-    load(name).train(small(name, tmp_path / "kept.pt", total_steps=1_000, epochs=1, num_steps=25))
+    monkeypatch.chdir(tmp_path)
+    load(name).train(small(name, "kept.pt", total_steps=1_000, epochs=1, num_steps=25))
     printed = [int(step.replace(",", "")) for step in re.findall(r"^step (\S+)", capsys.readouterr().out, re.M)]
     assert 15 <= len(printed) <= 22 and saved == [*printed, 1_000] and read(tmp_path / "kept.pt")["env_step"] == 1_000
 

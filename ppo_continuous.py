@@ -294,6 +294,7 @@ def train(config):
                     # Normalised, so that the policy's loss does not depend on the rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
+                    # The entropy's weight falls from c to -c: the run ends with little noise.
                     loss, kl, entropy = ppo_loss(
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],
@@ -340,7 +341,7 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.dirname(config.save) or "."
+    folder = os.path.dirname(config.save) or "."  # with a "/" behind it, a file does not pass
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "

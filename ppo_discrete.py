@@ -278,6 +278,7 @@ def train(config):
                     # Normalised, so that the policy's loss does not depend on the rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
+                    # The entropy's weight falls from c to -c: the run ends with little noise.
                     loss, kl, entropy = ppo_loss(
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],
@@ -322,7 +323,7 @@ def check(config):
                 raise ValueError(
                     f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
             setattr(config, spec.name, value)
-    folder = os.path.dirname(config.save) or "."
+    folder = os.path.dirname(config.save) or "."  # with a "/" behind it, a file does not pass
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "

@@ -507,7 +507,7 @@ PPO_CASES = {
     "clip": (dict(max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
     "short": (dict(max_grad_norm=0.1, obs_std=3.0, hidden_layers=1), CLIPS | {"gradient shortened", "not centred"}),
     "long": (dict(max_grad_norm=1e9, entropy_coef=0.0, num_envs=5, total_steps=140), CLIPS | {"more than 20 episodes"}),
-    "far from 0": (dict(offset=(-5000, 5, 300), max_grad_norm=1.0, entropy_coef=0.05), CLIPS | {"centred", "moved"}),
+    "far from 0": (dict(offset=(-5000, 5, 300), max_grad_norm=1.0, seed=1), CLIPS | {"centred", "moved"}),
 }
 
 

@@ -18,9 +18,9 @@ E is the mean over the steps of an update, in which ψ_t is first normalised to 
 deviation 1. No gradient flows through ψ_t, nor through the targets r_t + γ V and r_t + γ Q, where
 V and Q of a terminal state count as 0. The entropy H is large where the policy is undecided.
 
-V is the mean of Q over the policy's actions, and Q - V the advantage. As ψ_t it has less noise than
-Q and, on average, the same gradient ([1] Sec. 13.4). The δ_t of V, the TD error, estimates this
-advantage without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7).
+V is the mean of Q over the policy's actions, and Q - V the advantage. With Q - V as ψ_t there is
+less noise than with Q and, on average, the same gradient ([1] Sec. 13.4). The δ_t of V, the TD
+error, estimates Q - V without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7).
 
 `python actor_critic.py` solves CartPole (the last 20 scores average 475) after about 18,000 of
 100,000 steps. With --critic q, add --gamma 0.99 --max-grad-norm 0.2.
@@ -87,7 +87,7 @@ def mlp(sizes, output_gain):
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.Tanh()]
-    nn.init.orthogonal_(layer.weight, output_gain)  # the output layer, anew
+    nn.init.orthogonal_(layer.weight, output_gain)  # the output layer's, drawn again
     return nn.Sequential(*layers[:-1])
 
 
@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Copy i gets seed + i: runs whose seeds are 1000 apart share none.
+    # Copy i gets 1000 * seed + i, so that runs share none.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:
@@ -207,7 +207,7 @@ def train(config):
                 torch.as_tensor, vars(buffer).values())
 
             # Estimate: ψ of each action, and the squared errors of the critics.
-            reward = config.reward_scale * reward  # V starts near 0, so small targets are nearer
+            reward = config.reward_scale * reward  # V starts near 0, near small targets
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.

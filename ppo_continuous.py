@@ -68,13 +68,13 @@ class Config:
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to -c
     obs_std: float = 2.0  # standard deviation that observations are scaled to
-    init_log_std: float = 0.5  # log of the first standard deviation, times sqrt(d) in d components
+    init_log_std: float = 0.5  # log of the first sigma * sqrt(d), in each of d components
     hidden_layers: int = 2  # hidden layers of each network
     hidden_size: int = 128  # units of each hidden layer
     activation: str = "relu"  # relu or tanh, after each hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
-    load: str = ""  # checkpoint to resume; the command line also takes its settings
+    load: str = ""  # checkpoint to resume; on the command line, with its settings
     eval_episodes: int = 100  # episodes of the evaluation after training; 0: none
     render: bool = False  # after training, play an episode in a window
 
@@ -110,7 +110,7 @@ class ObsScale(nn.Module):
         weight = len(obs) / self.count.item()
         change = mean - self.mean
         self.mean += weight * change
-        # The variance of all: that within the two parts, and that between their means.
+        # The total variance: within the two parts, and between their means.
         var = (1 - weight) * (self.std**2 + weight * change**2) + weight * var
         self.std = var.clamp(min=1e-8).sqrt()
         if weight == 1:  # the first update
@@ -128,7 +128,7 @@ def mlp(sizes, activation, output_gain):
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
         layers += [layer, activation()]
-    nn.init.orthogonal_(layer.weight, output_gain)  # the output layer, anew
+    nn.init.orthogonal_(layer.weight, output_gain)  # the output layer's, drawn again
     return nn.Sequential(*layers[:-1])
 
 
@@ -259,7 +259,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i gets seed + i. Steps of 1000 keep runs apart; a resumed run adds its env_step.
+    # Copy i gets seed + i. Runs begin 1000 apart, and a resumed one adds its env_step.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -341,7 +341,7 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.dirname(config.save) or "."  # with a "/" behind it, a file does not pass
+    folder = os.path.dirname(config.save) or "."  # the "/" refuses a file
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "

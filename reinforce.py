@@ -17,8 +17,8 @@ deviation of all G_t - b_t. In theory the term of step t is also multiplied by Î
 leaves that out, as it works better without. An episode that a time limit cuts off counts as ended:
 nothing stands for the rewards that would have followed.
 
-`python reinforce.py` solves CartPole (the last 20 scores, sums of rewards, average 475) after about
-22,000 of 80,000 steps.
+`python reinforce.py` solves CartPole (the last 20 scores average 475; a score is an episode's sum
+of rewards) after about 22,000 of 80,000 steps.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -134,7 +134,7 @@ def train(config):
     torch.manual_seed(config.seed)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    # Copy i gets seed + i: runs whose seeds are 1000 apart share none.
+    # Copy i gets 1000 * seed + i, so that runs share none.
     envs.reset(seed=1000 * config.seed)  # seeded only here: later resets draw new starts
     env_step = next_report = 0
     history = []

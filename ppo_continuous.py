@@ -82,7 +82,7 @@ class Config:
 # Settings to begin with elsewhere: Config(env_id="HalfCheetah-v5", **OTHER_TASKS). The command line
 # uses these settings for any --env-id but the one above.
 OTHER_TASKS = dict(
-    total_steps=1_000_000, num_envs=16, num_steps=128, epochs=8, num_minibatches=16,
+    total_steps=1_000_000, num_envs=16, num_steps=64, epochs=8, num_minibatches=8,
     learning_rate=4e-4, gamma=0.99, gae_lambda=0.95, clip_eps=0.1, entropy_coef=0.01,
     obs_std=1.0, init_log_std=0.0, hidden_size=64, activation="tanh",
 )

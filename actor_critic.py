@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Copy i gets 1000 * seed + i, so that runs share none.
+    # Copy i gets the seed 1000 * config.seed + i, so that no two runs share one.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:

@@ -68,7 +68,7 @@ class Config:
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to -c
     obs_std: float = 2.0  # standard deviation that observations are scaled to
-    init_log_std: float = 0.5  # log of the first sigma * sqrt(d), in each of d components
+    init_log_std: float = 0.5  # initial log(sigma * sqrt(d)) of each of d components
     hidden_layers: int = 2  # hidden layers of each network
     hidden_size: int = 128  # units of each hidden layer
     activation: str = "relu"  # relu or tanh, after each hidden layer
@@ -259,7 +259,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i gets seed + i. Runs begin 1000 apart, and a resumed one adds its env_step.
+    # Copy i gets seed + i; runs lie 1000 apart. With env_step, a resumed run plays new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -341,7 +341,7 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.dirname(config.save) or "."  # the "/" refuses a file
+    folder = os.path.dirname(config.save) or "."  # os.access refuses a file with "/" behind it
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "

@@ -20,7 +20,7 @@ V and Q of a terminal state count as 0. The entropy H is large where the policy 
 
 V is the mean of Q over the policy's actions, and Q - V the advantage. With Q - V as ψ_t there is
 less noise than with Q and, on average, the same gradient ([1] Sec. 13.4). The δ_t of V, the TD
-error, estimates Q - V without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7).
+error, estimates Q - V without Q ([1] Sec. 13.5). The δ_t of Q is SARSA's ([1] Eq. 6.7).
 
 `python actor_critic.py` solves CartPole (the last 20 scores average 475) after about 18,000 of
 100,000 steps. With --critic q, add --gamma 0.99 --max-grad-norm 0.2.
@@ -143,7 +143,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # Row -1 still holds the last step of the rollout before.
+            # For t = 0, row -1 still holds the last step of the previous rollout.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -207,7 +207,7 @@ def train(config):
                 torch.as_tensor, vars(buffer).values())
 
             # Estimate: ψ of each action, and the squared errors of the critics.
-            reward = config.reward_scale * reward  # V starts near 0, near small targets
+            reward = config.reward_scale * reward  # V starts near 0: small targets are near
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.

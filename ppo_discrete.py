@@ -4,12 +4,12 @@
 """PPO (Proximal Policy Optimization) for discrete actions, in one file.
 
 The policy π(a|s), or actor, gives the probability of action a in state s.
-It plays N copies of an environment for T steps: a rollout. The critic V(s) learns to predict the
-return, the sum of the rewards r that follow state s, where a reward k steps later is multiplied by
-γ^k. The advantage Â_t estimates how much better action a_t was than the policy's average action.
-PPO makes actions with an advantage above the mean more likely and the others less likely, in
-several epochs over the same steps. π_old is the policy that played them. The clip removes any gain
-from making a good action over 1+ε times as likely as under π_old, or a bad one under 1-ε times.
+The policy plays N copies of an environment for T steps: a rollout. The critic V(s) learns to
+predict the return, the sum of the rewards r that follow state s, where a reward k steps later is
+multiplied by γ^k. The advantage Â_t estimates how much better action a_t was than the policy's
+average. PPO makes actions with an advantage above the mean more likely and others less likely, in
+several passes (epochs) over the same steps. π_old is the policy that played them. The clip removes
+any gain from making a good action over 1+ε times as likely as under π_old, or a bad one under 1-ε.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
@@ -101,7 +101,7 @@ class ObsScale(nn.Module):
         weight = len(obs) / self.count.item()
         change = mean - self.mean
         self.mean += weight * change
-        # The total variance: within the two parts, and between their means.
+        # The variance of all: that within both parts, and that between their means.
         var = (1 - weight) * (self.std**2 + weight * change**2) + weight * var
         self.std = var.clamp(min=1e-8).sqrt()
         if weight == 1:  # the first update
@@ -171,7 +171,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # Row -1 still holds the last step of the rollout before.
+            # For t = 0, row -1 still holds the last step of the previous rollout.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -243,7 +243,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i gets seed + i; runs lie 1000 apart. With env_step, a resumed run plays new episodes.
+    # Copy i gets seed + i, hence the 1000. With env_step, a resumed run plays new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:

@@ -99,7 +99,7 @@ replace(D, "losses", "max instead of min", "torch.min(ratio", "torch.max(ratio")
 replace(D, "losses", "the critic's error not halved", "0.5 * value_loss", "value_loss")
 replace(D, "losses", "entropy made small", "- entropy_coef * entropy", "+ entropy_coef * entropy")
 replace(A, "update", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
-WEIGHT = "config.entropy_coef * (2 * remaining - 1)"
+WEIGHT = "config.entropy_coef * (3 * remaining - 2)"
 replace(D, "update", "the entropy's weight does not fall", WEIGHT, "config.entropy_coef")
 replace(D, "update", "the entropy's weight falls only to 0", WEIGHT, "config.entropy_coef * remaining")
 replace(D, "losses", "KL and entropy swapped", "return loss, kl, entropy", "return loss, entropy, kl")

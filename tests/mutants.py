@@ -99,7 +99,7 @@ replace(D, "losses", "max instead of min", "torch.min(ratio", "torch.max(ratio")
 replace(D, "losses", "the critic's error not halved", "0.5 * value_loss", "value_loss")
 replace(D, "losses", "entropy made small", "- entropy_coef * entropy", "+ entropy_coef * entropy")
 replace(A, "update", "entropy made small", "- config.entropy_coef * entropy", "+ config.entropy_coef * entropy")
-WEIGHT = "config.entropy_coef * (3 * remaining - 2)"
+WEIGHT = "config.entropy_coef * (2 * remaining - 1)"
 replace(D, "update", "the entropy's weight does not fall", WEIGHT, "config.entropy_coef")
 replace(D, "update", "the entropy's weight falls only to 0", WEIGHT, "config.entropy_coef * remaining")
 replace(D, "losses", "KL and entropy swapped", "return loss, kl, entropy", "return loss, entropy, kl")
@@ -198,6 +198,7 @@ each([D, R], "training", "evaluations of every run are the same", ", seed=config
 # ---- ppo_continuous.py, where it differs ----
 replace(C, "update", "log-probabilities not summed", ", 1, validate_args=False)", ", 0, validate_args=False)")
 replace(C, "update", "--activation ignored", "[config.activation]", '["tanh"]')
+replace(C, "update", "the entropy's weight falls only to -c", "(3 * remaining - 2)", "(2 * remaining - 1)")
 replace(C, "update", "σ not learned", "self.log_std = nn.Parameter(", "self.log_std = nn.Buffer(")
 replace(C, "update", "σ the same for any number of components", " - 0.5 * np.log(action_dim)", "")
 replace(C, "training", "--init-log-std ignored", "(action_dim,), config.init_log_std -", "(action_dim,), 0.5 -")

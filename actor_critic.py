@@ -207,7 +207,7 @@ def train(config):
                 torch.as_tensor, vars(buffer).values())
 
             # Estimate: ψ of each action, and the squared errors of the critics.
-            reward = config.reward_scale * reward  # V starts near 0: small targets are near
+            reward = config.reward_scale * reward  # small targets, as V starts near 0
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.

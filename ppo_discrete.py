@@ -9,7 +9,7 @@ predict the return, the sum of the rewards r that follow state s, where a reward
 multiplied by γ^k. The advantage Â_t estimates how much better action a_t was than the policy's
 average. PPO makes actions with an advantage above the mean more likely and others less likely, in
 several passes (epochs) over the same steps. π_old is the policy that played them. The clip removes
-any gain from making a good action over 1+ε times as likely as under π_old, or a bad one under 1-ε.
+any gain from raising a good action's ratio ρ_t above 1+ε, or lowering a bad one's below 1-ε.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
@@ -243,7 +243,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i gets seed + i, hence the 1000. With env_step, a resumed run plays new episodes.
+    # Copy i gets seed + i: runs are 1000 apart. With env_step, a resumed run plays new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -266,8 +266,8 @@ def train(config):
                                         config.gamma, config.gae_lambda)  # (T, N)
                 # Indexing with valid (T, N) keeps the B valid steps.
                 b_obs = obs[:-1][valid]  # (B, obs_dim)
-                b_action = action[valid]  # (B,), like the next three
-                b_advantage = advantage[valid]
+                b_action = action[valid]
+                b_advantage = advantage[valid]  # (B,), like the next two
                 b_return = b_advantage + value[:-1][valid]  # what the critic learns to predict
                 b_old_log_prob = agent.pi(b_obs).log_prob(b_action)  # π is still π_old
 

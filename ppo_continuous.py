@@ -282,7 +282,7 @@ def train(config):
                                         config.gamma, config.gae_lambda)  # (T, N)
                 # Indexing with valid (T, N) keeps the B valid steps.
                 b_obs = obs[:-1][valid]  # (B, obs_dim)
-                b_action = action[valid]
+                b_action = action[valid]  # (B, ...): one action a row
                 b_advantage = advantage[valid]  # (B,), like the next two
                 b_return = b_advantage + value[:-1][valid]  # what the critic learns to predict
                 b_old_log_prob = agent.pi(b_obs).log_prob(b_action)  # π is still π_old

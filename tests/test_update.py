@@ -342,8 +342,8 @@ def slow_ppo(agent):
         steps, policies = steps_and_policies(agent, pieces)
         old = [pi.log_prob(step.action).item() for pi, step in zip(policies, steps)]
         remaining = learning_rate / config.learning_rate
-        final = -2 if "log_std" in agent.weights else -1  # times c: a penalty
-        entropy_coef = config.entropy_coef * (final + remaining * (1 - final))
+        fall = 3 if "log_std" in agent.weights else 2  # from c to -2c, or to -c: in the end a penalty
+        entropy_coef = config.entropy_coef * (1 - fall * (1 - remaining))
         for _ in range(config.epochs):
             order = agent.recording.orders.pop(0).tolist()
             assert sorted(order) == list(range(len(steps)))

@@ -20,7 +20,7 @@ V and Q of a terminal state count as 0. The entropy H is large where the policy 
 
 V is the mean of Q over the policy's actions, and Q - V the advantage. With Q - V as ψ_t there is
 less noise than with Q and, on average, the same gradient ([1] Sec. 13.4). The δ_t of V, the TD
-error, estimates Q - V without Q ([1] Sec. 13.5). The δ_t of Q is SARSA's ([1] Eq. 6.7).
+error, estimates Q - V without Q ([1] Sec. 13.5). The δ_t of Q is that of SARSA ([1] Eq. 6.7).
 
 `python actor_critic.py` solves CartPole (the last 20 scores average 475) after about 18,000 of
 100,000 steps. With --critic q, add --gamma 0.99 --max-grad-norm 0.2.

@@ -144,7 +144,7 @@ class ActorCritic(nn.Module):
         # Outputs near 0 make the mean action the middle of the range at first.
         self.policy = mlp([obs_dim, *hidden, action_dim], activation, output_gain=0.01)
         self.critic = mlp([obs_dim, *hidden, 1], activation, output_gain=1.0)
-        # In d components σ begins 1/√d times as large: the noise as a whole has the same length.
+        # With d components σ begins 1/√d times as large, so that the noise vector keeps its length.
         self.log_std = nn.Parameter(
             torch.full((action_dim,), config.init_log_std - 0.5 * np.log(action_dim)))
 
@@ -259,7 +259,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i gets seed + i: runs are 1000 apart. With env_step, a resumed run plays new episodes.
+    # Copy i gets seed + i: seeds of runs are 1000 apart. With env_step, a resumed run is new, too.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:

@@ -15,7 +15,7 @@ L is the loss to minimise, and E the mean over all steps of the N episodes. The 
 mean of the N returns at step t, where an episode that is over counts as 0, and d the standard
 deviation of all G_t - b_t. In theory the term of step t is also multiplied by γ^t. Nearly everyone
 leaves that out, as it makes late steps count for little. An episode that a time limit cuts off
-counts as ended: nothing stands for the rewards that would have followed.
+counts as ended: the rewards that would have followed count as 0.
 
 `python reinforce.py` solves CartPole (the last 20 scores average 475; a score is an episode's sum
 of rewards) after about 22,000 of 80,000 steps.

@@ -243,7 +243,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i gets seed + i: seeds of runs are 1000 apart. With env_step, a resumed run is new, too.
+    # Copy i gets seed + i. Runs differ by 1000; with env_step, a resumed run plays new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:

@@ -34,7 +34,7 @@ edit("observations not scaled", PPO,
      ("((obs - self.shift) * (self.target_std / self.std)).clamp(-10, 10)", "obs"))
 edit("rewards not scaled", PPO, ("NormalizeReward(envs, config.gamma)", "envs"))
 edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))
-edit("no clip", PPO, ("ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps)", "ratio"))
+edit("no clip", PPO, ("ratio.clamp(1 - clip_eps, 1 + clip_eps)", "ratio"))
 edit("one environment", PPO, ("num_envs: int = 5", "num_envs: int = 1"))
 edit("minibatches not shuffled", PPO, ("torch.randperm(len(b_obs))", "torch.arange(len(b_obs))"))
 edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = 0.995", "gamma: float = 0.98"))

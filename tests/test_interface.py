@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from ablations import apply_diff, module_of, recipe
+from ablations import EDITS, apply_diff, edited_text, module_of, recipe
 from conftest import PPO, ROOT, SCRIPTS, edited, load, marked, run_main, spy
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
@@ -532,6 +532,12 @@ def test_the_recipe_of_images_learns_on_the_cpu(quiet):
     agent, history = module.train(config)
     assert np.mean([score for _, score in history[-20:]]) > 8  # by chance: 5
     assert module.evaluate(agent, module.make_envs("Picture-v0", 5)).mean() > 9
+
+
+def test_every_edit_of_the_ablations_fits_the_scripts():
+    for _, scripts, pairs in EDITS:
+        for script in scripts:
+            compile(edited_text(script, pairs), script, "exec")
 
 
 def test_the_readmes_environment_is_learned(tmp_path, monkeypatch, quiet):

@@ -60,7 +60,7 @@ def curves(program, end):
 
 
 def draw_curves():
-    """The scripts' names are flags on poles, which stand where the median reaches the dotted line."""
+    """The scripts' names are flags on poles, which stand at the median of the steps until solved."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     runs = set()
     for axis, (task, (end, ticks, programs)) in zip(axes, CURVES.items()):
@@ -78,7 +78,9 @@ def draw_curves():
             else:
                 axis.plot(steps, scores.T, color=colour, alpha=0.25, linewidth=0.5)
                 axis.plot(steps, median, color=colour, linewidth=3, zorder=2 + place)
-                solved, top = steps[median >= SOLVED[task]][0], high + (0.06 + 0.08 * place) * (high - low)
+                solved = np.median([int(row["solved_at_step"]) / 1000 for row in read("benchmark.csv")
+                                    if row["program"] == program and not row["flags"]])
+                top = high + (0.06 + 0.08 * place) * (high - low)
                 axis.plot([solved, solved], [SOLVED[task], top], color=colour, linewidth=1)
                 axis.text(solved + end / 80, top, name, color=colour, va="center", fontweight="bold")
         axis.axhline(SOLVED[task], color="black", linewidth=0.8, linestyle=":")
@@ -86,7 +88,7 @@ def draw_curves():
         axis.set(title=task, xlabel="environment steps, in thousands", ylabel="average score of 20 episodes",
                  xlim=(0, end), ylim=(low - 0.03 * (high - low), high + 0.38 * (high - low)), yticks=ticks)
     figure.supxlabel(f"{' or '.join(map(str, sorted(runs)))} runs each: a thick line is their median, thin lines are "
-                     "single runs", fontsize=9)
+                     "single runs; a flag stands at the median of the steps until solved", fontsize=9)
     write(figure, "curves.png")
 
 

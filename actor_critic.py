@@ -62,7 +62,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature to a root mean square of 2: networks learn best from such numbers."""
+    """Scales each feature to a root mean square of 2. One far from 0 becomes nearly constant."""
     def __init__(self, obs_dim):
         super().__init__()
         # Buffers are not learned, but belong to state_dict(), as the weights do.
@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Copy i gets the seed 1000 * config.seed + i, so that no two runs share one.
+    # Copy i may get this seed + i: seeds 1000 apart let no two runs share one.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:

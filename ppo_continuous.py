@@ -68,19 +68,19 @@ class Config:
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to -2c
     obs_std: float = 2.0  # standard deviation that observations are scaled to
-    init_log_std: float = 0.5  # initial log(sigma * sqrt(d)) of each of d components
+    init_log_std: float = 0.5  # initial log(sigma * sqrt(d)); d: components of an action
     hidden_layers: int = 2  # hidden layers of each network
     hidden_size: int = 128  # units of each hidden layer
     activation: str = "relu"  # relu or tanh, after each hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
-    load: str = ""  # checkpoint to resume; on the command line, with its settings
+    load: str = ""  # checkpoint to resume; the command line also restores its settings
     eval_episodes: int = 100  # episodes of the evaluation after training; 0: none
     render: bool = False  # after training, play an episode in a window
 
 
 # Settings to begin with elsewhere: Config(env_id="HalfCheetah-v5", **OTHER_TASKS). The command line
-# uses these settings for any --env-id but the one above.
+# uses these settings for any --env-id but the default one.
 OTHER_TASKS = dict(
     total_steps=1_000_000, num_envs=16, num_steps=64, epochs=8, num_minibatches=8,
     learning_rate=4e-4, gamma=0.99, gae_lambda=0.95, clip_eps=0.1, entropy_coef=0.015,
@@ -114,8 +114,8 @@ class ObsScale(nn.Module):
         var = (1 - weight) * (self.std**2 + weight * change**2) + weight * var
         self.std = var.clamp(min=1e-8).sqrt()
         if weight == 1:  # the first update
-            # Networks saturate far from 0. So a mean that is 2 to 10 deviations from 0 is moved to
-            # 2, and one farther away to 0. A shift that kept changing would slow learning down.
+            # The limit makes features far from 0 constant. So a mean 2 to 10 deviations from 0 is
+            # moved to 2, a farther one to 0. A shift that kept changing would slow learning down.
             beyond = mean - mean.clamp(-2 * self.std, 2 * self.std)
             self.shift = torch.where(mean.abs() > 10 * self.std, mean, beyond)
 
@@ -246,7 +246,7 @@ def train(config):
     """
     check(config)
     envs = make_envs(config.env_id, config.num_envs)
-    envs = NormalizeReward(envs, config.gamma)  # divides by the return's deviation
+    envs = NormalizeReward(envs, config.gamma)  # by the deviation of discounted sums of rewards
     torch.manual_seed(config.seed)
     agent = ActorCritic(envs, config)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
@@ -259,7 +259,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i gets seed + i. Runs differ by 1000; with env_step, a resumed run plays new episodes.
+    # Copy i may get seed + i. Runs differ by 1000; with env_step, a resumed one plays new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -341,7 +341,7 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.dirname(config.save) or "."  # os.access refuses a file with "/" behind it
+    folder = os.path.dirname(config.save) or "."  # the "/" added below makes a file fail
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "
@@ -372,7 +372,7 @@ def save(config, agent, optimizer, envs, env_step, history):
         return
     torch.save({
         "config": {key: x for key, x in vars(config).items()
-                   if key not in ("save", "load", "eval_episodes", "render")},  # of one run only
+                   if key not in ("save", "load", "eval_episodes", "render")},  # not kept
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "returns": {key: float(x) for key, x in vars(envs.return_rms).items()},
@@ -418,7 +418,7 @@ def main():
         check(config)
     except (FileNotFoundError, ValueError) as error:
         parser.error(error)
-    except Exception:  # torch raises many kinds
+    except Exception:  # torch.load raises many kinds of error
         parser.error(f"--load {given['load']}: not a checkpoint of this script")
     try:
         make_envs(config.env_id, 1)  # a trial: does it exist?

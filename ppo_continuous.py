@@ -22,7 +22,7 @@ V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was u
 0 if step t is the last of an episode or a rollout. The larger λ (0 to 1), the more this generalized
 advantage estimation (GAE) relies on the rewards instead of the critic. R_t = Â_t + V(s_t), computed
 before the update, is the critic's target. E is the mean over a minibatch, a random part of the
-rollout, in which Â_t is first normalised. The entropy H is large where the policy is undecided.
+rollout, in which Â_t is first normalised. The entropy H tells how unsure π is; its weight c falls.
 
 `python ppo_continuous.py` solves Pendulum (average score -200) after about 17,000 of 99,000 steps.
 

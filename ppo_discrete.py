@@ -21,7 +21,7 @@ V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was u
 0 if step t is the last of an episode or a rollout. The larger λ (0 to 1), the more this generalized
 advantage estimation (GAE) relies on the rewards instead of the critic. R_t = Â_t + V(s_t), computed
 before the update, is the critic's target. E is the mean over a minibatch, a random part of the
-rollout, in which Â_t is first normalised. The entropy H is large where the policy is undecided.
+rollout, in which Â_t is first normalised. The entropy H tells how unsure π is; its weight c falls.
 
 `python ppo_discrete.py` solves CartPole (average score 475) after about 13,000 of 30,000 steps.
 

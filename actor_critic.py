@@ -16,7 +16,7 @@ Every few steps both learn from one loss, with a weight ψ_t for each action and
 
 E is the mean over the steps of an update, in which ψ_t is first normalised to mean 0 and standard
 deviation 1. No gradient flows through ψ_t, nor through the targets r_t + γ V and r_t + γ Q, where
-V and Q of a terminal state count as 0. The entropy H is large where the policy is undecided.
+V and Q of a terminal state count as 0. The entropy H, with weight c, tells how unsure π is.
 
 V is the mean of Q over the policy's actions, and Q - V the advantage. With Q - V as ψ_t there is
 less noise than with Q and, on average, the same gradient ([1] Sec. 13.4). The δ_t of V, the TD
@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Copy i may get this seed + i: seeds 1000 apart let no two runs share one.
+    # Copy i may get the seed 1000 * config.seed + i, so that no two runs share one.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:

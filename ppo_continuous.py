@@ -68,7 +68,7 @@ class Config:
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to -2c
     obs_std: float = 2.0  # standard deviation that observations are scaled to
-    init_log_std: float = 0.5  # initial log(sigma * sqrt(d)); d: components of an action
+    init_log_std: float = 0.5  # initial log(sigma * sqrt(d)) for d action components
     hidden_layers: int = 2  # hidden layers of each network
     hidden_size: int = 128  # units of each hidden layer
     activation: str = "relu"  # relu or tanh, after each hidden layer
@@ -372,7 +372,7 @@ def save(config, agent, optimizer, envs, env_step, history):
         return
     torch.save({
         "config": {key: x for key, x in vars(config).items()
-                   if key not in ("save", "load", "eval_episodes", "render")},  # not kept
+                   if key not in ("save", "load", "eval_episodes", "render")},  # each run's own
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "returns": {key: float(x) for key, x in vars(envs.return_rms).items()},

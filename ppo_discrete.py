@@ -348,7 +348,7 @@ def save(config, agent, optimizer, envs, env_step, history):
         return
     torch.save({
         "config": {key: x for key, x in vars(config).items()
-                   if key not in ("save", "load", "eval_episodes", "render")},  # not kept
+                   if key not in ("save", "load", "eval_episodes", "render")},  # each run's own
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
         "returns": {key: float(x) for key, x in vars(envs.return_rms).items()},

@@ -52,10 +52,15 @@ CURVES = {  # task: thousands of steps and scores to show, and the programs
 }
 
 
-def curves(program, end):
-    """The average scores (runs, thousands of steps) of a program's default runs; NaN after a run's end."""
-    rows = [row["curve"].split(";")[:end] for row in read("benchmark.csv") + read("curves_sb3.csv")
+def default_runs(program):
+    """The rows of a program's runs with its default settings."""
+    return [row for row in read("benchmark.csv") + read("curves_sb3.csv")
             if row["program"] == program and not row["flags"]]
+
+
+def curves(rows, end):
+    """The average scores (runs, thousands of steps) of these rows; NaN after a run's end."""
+    rows = [row["curve"].split(";")[:end] for row in rows]
     return np.array([[float(score or "nan") for score in row] + [np.nan] * (end - len(row)) for row in rows])
 
 
@@ -67,7 +72,8 @@ def draw_curves():
         low, high = ticks[0], ticks[-1]
         steps = np.arange(1, end + 1)
         for place, (program, (name, colour)) in enumerate(reversed(programs.items())):
-            scores = curves(program, end)
+            rows = default_runs(program)
+            scores = curves(rows, end)
             runs.add(len(scores))
             median = np.median(scores, 0)
             if program.startswith("sb3"):
@@ -78,8 +84,7 @@ def draw_curves():
             else:
                 axis.plot(steps, scores.T, color=colour, alpha=0.25, linewidth=0.5)
                 axis.plot(steps, median, color=colour, linewidth=3, zorder=2 + place)
-                solved = np.median([int(row["solved_at_step"]) / 1000 for row in read("benchmark.csv")
-                                    if row["program"] == program and not row["flags"]])
+                solved = np.median([int(row["solved_at_step"]) / 1000 for row in rows])
                 top = high + (0.06 + 0.08 * place) * (high - low)
                 axis.plot([solved, solved], [SOLVED[task], top], color=colour, linewidth=1)
                 axis.text(solved + end / 80, top, name, color=colour, va="center", fontweight="bold")

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = D, C, R, A = ["ppo_discrete", "ppo_continuous", "reinforce", "actor_critic"]
 FILES = [f"test_{part}.py" for part in ("update", "estimates", "losses", "training", "checkpoints", "interface")]
 # Learning takes long, and where the same text stands or how wide it is says nothing about whether it is right.
-LEFT_OUT = ["solve", "learned_on", "readme", "recipe", "tutorial", "ablations", "is_the_same_text", "its_three_libraries"]
+LEFT_OUT = ["solve", "learned_on", "readme", "recipe", "tutorial", "ablations", "is_the_same_text",
+            "its_three_libraries"]
 MUTANTS = []  # (script, what is wrong, the file of the test that may notice first, [(old text, new text), ...])
 
 

@@ -259,7 +259,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i may get seed + i. Runs differ by 1000; with env_step, a resumed one plays new episodes.
+    # Copy i may get seed + i, hence the 1000. Adding env_step gives a resumed run new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -341,7 +341,7 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.dirname(config.save) or "."  # the "/" added below makes a file fail
+    folder = os.path.dirname(config.save) or "."  # with "/" added, as below, a file is no folder
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "
@@ -422,7 +422,7 @@ def main():
         parser.error(f"--load {given['load']}: not a checkpoint of this script")
     try:
         make_envs(config.env_id, 1)  # a trial: does it exist?
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except (gym.error.Error, ImportError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
 
     agent, _ = train(config)

@@ -232,7 +232,7 @@ def main():
         parser.error(error)
     try:
         make_envs(config.env_id, 1)  # a trial: does it exist?
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except (gym.error.Error, ImportError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
     agent, _ = train(config)
     if config.eval_episodes:

@@ -192,7 +192,7 @@ replace(D, "interface", "settings for other tasks win over flags", OTHER, "given
 replace(D, "interface", "settings for other tasks used for its own", OWN, 'elif "env_id" in given:')
 replace(D, "interface", "a wrong setting costs a traceback", "except (FileNotFoundError, ValueError)", "except FileNotFoundError")
 replace(D, "interface", "a foreign file costs a traceback", "except Exception:", "except KeyError:")
-replace(D, "interface", "every error is taken for a wrong name", "(gym.error.Error, ModuleNotFoundError)", "Exception")
+replace(D, "interface", "every error is taken for a wrong name", "(gym.error.Error, ImportError)", "Exception")
 replace(D, "training", "no evaluation cannot be asked for", "if config.eval_episodes:", "if True:")
 each([D, R], "training", "evaluations of every run are the same", ", seed=config.seed)", ")")
 

@@ -476,10 +476,11 @@ def test_the_recipe_of_another_optimizer_has_a_rate_that_falls_as_a_cosine(monke
 def test_the_recipe_of_the_penalty_solves_cartpole_and_moves_beta(monkeypatch, quiet):
     module, betas = module_of(copy_with("target_kl"), "penalty"), []
     loss = module.ppo_loss
-    monkeypatch.setattr(module, "ppo_loss", lambda *given: betas.append(given[-2]) or loss(*given))
-    _, history = module.train(module.Config(seed=1))
+    monkeypatch.setattr(module, "ppo_loss", lambda *given: betas.append(given[-2].item()) or loss(*given))
+    agent, history = module.train(module.Config(seed=1))
     assert np.mean([score for _, score in history[-20:]]) >= 475
     assert {betas[i + 1] / betas[i] for i in range(len(betas) - 1)} == {0.5, 1.0, 2.0} and min(betas) == 1
+    assert agent.state_dict()["beta"] in (betas[-1] / 2, betas[-1], betas[-1] * 2)  # a checkpoint keeps it
     zero = torch.zeros(3)
     pi = torch.distributions.Categorical(logits=torch.tensor([[0.3, 0.0]] * 3))
     old = pi.log_prob(zero) - torch.tensor([0.5, 0.0, -0.5])

@@ -14,7 +14,7 @@ Every few steps both learn from one loss, with a weight ψ_t for each action and
     --critic q          ψ_t = Q(s_t, a_t)           δ_t = r_t + γ Q(s_{t+1}, a_{t+1}) - Q(s_t, a_t)
     --critic advantage  ψ_t = Q(s_t, a_t) - V(s_t)  both δ_t above, their squares added
 
-E is the mean over the steps of an update, in which ψ_t is first normalised to mean 0 and standard
+E is the mean over the steps of an update, after normalising their ψ_t to mean 0 and standard
 deviation 1. No gradient flows through ψ_t, nor through the targets r_t + γ V and r_t + γ Q, where
 V and Q of a terminal state count as 0. The entropy H, with weight c, tells how unsure π is.
 

@@ -21,8 +21,8 @@ any gain from raising a good action's ratio ρ_t above 1+ε, or lowering a bad o
 V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was up. Â_{t+1} counts as
 0 if step t is the last of an episode or a rollout. The larger λ (0 to 1), the more this generalized
 advantage estimation (GAE) relies on the rewards instead of the critic. R_t = Â_t + V(s_t), computed
-before the update, is the critic's target. E is the mean over a minibatch, a random part of the
-rollout, in which Â_t is first normalised. The entropy H tells how unsure π is; its weight c falls.
+before the update, is the critic's target. E is the mean over a random minibatch of the rollout,
+after normalising the minibatch's Â_t. The entropy H tells how unsure π is; c falls, even below 0.
 
 `python ppo_continuous.py` solves Pendulum (average score -200) after about 17,000 of 99,000 steps.
 
@@ -259,7 +259,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i may get seed + i, hence the 1000. Adding env_step gives a resumed run new episodes.
+    # Copy i may get seed + i, so runs are 1000 apart; env_step gives a resumed run new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:

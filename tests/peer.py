@@ -1,6 +1,5 @@
-"""The PPO scripts beside other programs: the time from Enter to solved, and beside stable-baselines3 the speed, too."""
+"""The scripts, and the PPO ones beside other programs: the time from Enter to solved."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -11,13 +10,9 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-# SB3's CartPole settings in the RL Zoo, as flags of ppo_discrete.py; its networks have two layers of 64.
-ZOO_CARTPOLE = (
-    "--num-envs 8 --num-steps 32 --num-minibatches 1 --epochs 20 --gamma 0.98 --gae-lambda 0.8 "
-    "--learning-rate 0.001 --max-grad-norm 0.5 --hidden-layers 2 --hidden-size 64"
-)
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
-TASK_OF = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1"}
+PPO_TASKS = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1"}
+TASK_OF = PPO_TASKS | {"reinforce": "CartPole-v1", "actor_critic": "CartPole-v1"}
 PROGRAMS = ("ours", "sb3")
 # Other programs, unchanged, with their own settings: the file for each task, and the flag of its seed.
 FILES = {
@@ -100,25 +95,17 @@ def train_sb3(name, seed, steps=200_000, stop=True):
         model = PPO("MlpPolicy", make_vec_env(task, 4, seed=seed), n_steps=1024, n_epochs=10, gamma=0.9,
                     gae_lambda=0.95, ent_coef=0.0, learning_rate=0.001, clip_range=0.2, use_sde=True,
                     sde_sample_freq=4, seed=seed, device="cpu")
-    start = time.perf_counter()
     model.learn(steps, callback=Callback())
-    return history, model.num_timesteps / (time.perf_counter() - start)
+    return history
 
 
-def child(train_ours, who, what, name, seed):
-    """What a process of its own does for --peer: prints the steps to solve, or the steps per second."""
-    if who == "sb3":
-        history, speed = train_sb3(name, seed, *(() if what == "solve" else (30_000, False)))
-    else:
-        flags = "" if what == "solve" else f"--total-steps 30000 {ZOO_CARTPOLE}"
-        importlib.import_module(name)  # before the clock starts, as for SB3
-        start = time.perf_counter()
-        history = train_ours(name, flags, seed, stop=what == "solve")[-1]
-        speed = 30_000 / (time.perf_counter() - start)
-    print(solved_at(history, SOLVED[TASK_OF[name]]) if what == "solve" else speed)
+def child(train_ours, who, name, seed):
+    """What a process of its own does for --peer: prints the steps to solve."""
+    history = train_sb3(name, seed) if who == "sb3" else train_ours(name, "", seed, stop=True)[-1]
+    print(solved_at(history, SOLVED[TASK_OF[name]]))
 
 
-def measure_peer(who, what, name, seed, folder, python):
+def measure_peer(who, name, seed, folder, python):
     """A row of the CSV. folder has the files of FILES; CleanRL's need an older gymnasium, and so a python of their own."""
     here = Path(__file__).parent
     if (who, name) in FILES:
@@ -127,16 +114,14 @@ def measure_peer(who, what, name, seed, folder, python):
                    500_000 if name == "ppo_discrete" else 200_000, folder.absolute() / file, *flags.split(),
                    *([seed] if flags else [])]
     else:
-        command = [sys.executable, here / "benchmark.py", "--child", who, what, name, seed]
+        command = [sys.executable, here / "benchmark.py", "--child", who, name, seed]
     with tempfile.TemporaryDirectory() as scratch:  # CleanRL leaves its logs where it runs
         start = time.perf_counter()
         out = subprocess.run([str(word) for word in command], check=True, cwd=scratch, capture_output=True, text=True,
                              env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout.split()[-1]
         seconds = round(time.perf_counter() - start, 2)
-    row = {"program": who, "task": name, "seed": seed}
-    if what == "speed":
-        return row | {"steps_per_second": round(float(out))}
-    return row | {"solved_at_step": None if out == "None" else int(out), "seconds": seconds}
+    return {"program": who, "task": name, "seed": seed, "solved_at_step": None if out == "None" else int(out),
+            "seconds": seconds}
 
 
 def peer_table(rows):
@@ -145,8 +130,7 @@ def peer_table(rows):
              "|---|---|---|---|---|---|---|"]
     programs = dict.fromkeys(row["program"] for row in rows)
     for name in TASK_OF:
-        mine = {who: [row for row in rows if (row["program"], row["task"]) == (who, name) and "seconds" in row]
-                for who in programs}
+        mine = {who: [row for row in rows if (row["program"], row["task"]) == (who, name)] for who in programs}
         for who in programs if mine["ours"] else ():
             if not mine[who]:
                 continue
@@ -157,11 +141,4 @@ def peer_table(rows):
                      count(max(steps)), f"{middle(seconds):.1f} ({', '.join(f'{s:.1f}' for s in seconds)})",
                      f"{middle(shares):.2f}"]
             lines.append(f"| {' | '.join(cells)} |")
-    ours, sb3 = ([row["steps_per_second"] for row in rows if row["program"] == who and "steps_per_second" in row]
-                 for who in PROGRAMS)
-    if ours:
-        ratios = [a / b for a, b in zip(ours, sb3)]
-        lines += ["", "Environment steps per second on CartPole-v1, both with SB3's RL Zoo settings and networks: "
-                  f"ppo_discrete.py {middle(ours):,.0f}, SB3 {middle(sb3):,.0f}; "
-                  f"ratio {middle(ratios):.2f} ({', '.join(f'{r:.2f}' for r in ratios)})."]
     return lines

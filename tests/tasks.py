@@ -18,13 +18,14 @@ SPEED_SEEDS, SEEDS, LONG_SEEDS = [0, 1, 2], list(range(600, 608)), list(range(60
 TASKS = {
     "ppo_discrete": {"CartPole-v1": 50_000, "Acrobot-v1": 100_000, "MountainCar-v0": 150_000,
                      "LunarLander-v3": 300_000, "Taxi-v4": 300_000, "FrozenLake-v1": 150_000},
-    "ppo_continuous": {"Pendulum-v1": 100_000, "MountainCarContinuous-v0": 100_000,
+    "ppo_continuous": {"Pendulum-v1": 100_000, "MountainCarContinuous-v0": 100_000, "LunarLanderContinuous-v3": 300_000,
                        "InvertedDoublePendulum-v5": 200_000, "BipedalWalker-v3": 500_000,
                        "HalfCheetah-v5": 500_000, "Walker2d-v5": 500_000},
 }
 # stable-baselines3 takes more than two minutes for a run: fewer seeds. (Walker2d-v5 takes as long, but its runs differ
 # so much that it has all seeds.)
-LONG = {"LunarLander-v3", "Taxi-v4", "InvertedDoublePendulum-v5", "BipedalWalker-v3", "HalfCheetah-v5"}
+LONG = {"LunarLander-v3", "Taxi-v4", "LunarLanderContinuous-v3", "InvertedDoublePendulum-v5", "BipedalWalker-v3",
+        "HalfCheetah-v5"}
 VEC_NORMALIZE = {"Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "InvertedDoublePendulum-v5",
                  "BipedalWalker-v3", "HalfCheetah-v5", "Walker2d-v5"}
 

@@ -53,7 +53,7 @@ class Config:
     learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
     max_grad_norm: float = 0.7  # clip the gradient to this norm
     gamma: float = 0.995  # discount of later rewards
-    critic: str = "td"  # td, q or advantage: what the weight psi of an action is
+    critic: str = "td"  # td, q or advantage: the weight psi of an action
     entropy_coef: float = 0.01  # c, the weight of the entropy bonus
     reward_scale: float = 0.05  # rewards are multiplied by this before learning
     hidden_size: int = 64  # units of each network's hidden layer
@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Copy i may get the seed 1000 * config.seed + i, so that no two runs share one.
+    # Some environments give copy i seed + i, so runs are 1000 apart.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:

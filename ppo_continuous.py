@@ -259,7 +259,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i may get seed + i, so runs are 1000 apart; env_step gives a resumed run new episodes.
+    # Some environments give copy i seed + i, so runs are 1000 apart. Resumed ones get new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -341,7 +341,7 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.dirname(config.save) or "."  # with "/" added, as below, a file is no folder
+    folder = os.path.dirname(config.save) or "."  # the "/" added below rules out files
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "

@@ -243,7 +243,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Copy i may get seed + i, so runs are 1000 apart; env_step gives a resumed run new episodes.
+    # Some environments give copy i seed + i, so runs are 1000 apart. Resumed ones get new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -323,7 +323,7 @@ def check(config):
                 raise ValueError(
                     f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
             setattr(config, spec.name, value)
-    folder = os.path.dirname(config.save) or "."  # with "/" added, as below, a file is no folder
+    folder = os.path.dirname(config.save) or "."  # the "/" added below rules out files
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "

@@ -466,10 +466,12 @@ def test_the_recipe_of_logging_logs_what_it_says(monkeypatch, capsys):
         assert line.endswith(f"entropy {metrics['entropy']:.2g}") and metrics["explained_variance"] < 1
 
 
-def test_the_recipe_of_another_optimizer_has_a_rate_that_falls_as_a_cosine(monkeypatch, quiet):
+def test_the_recipe_of_another_optimizer_has_a_rate_that_falls_as_a_cosine(monkeypatch, tmp_path, quiet):
     module, rates = module_of(copy_with("AdamW"), "optimizer"), []
     spy(monkeypatch, torch.optim.AdamW, "step", lambda _, optimizer: rates.append(optimizer.param_groups[0]["lr"]))
-    module.train(module.Config(num_steps=20, total_steps=400, learning_rate=0.01))
+    settings = dict(num_steps=20, total_steps=400, learning_rate=0.01)
+    module.train(module.Config(**settings, save=str(tmp_path / "kept.pt")))
+    module.train(module.Config(**settings, load=str(tmp_path / "kept.pt")))  # numpy's numbers could not be loaded
     assert rates[::8] == pytest.approx(0.01 * (1 + np.cos(np.pi * np.arange(4) / 4)) / 2)
 
 

@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Some environments give copy i seed + i, so runs are 1000 apart.
+    # Seeds of runs are 1000 apart, as copy i may get seed + i.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:

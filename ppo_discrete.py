@@ -243,7 +243,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Some environments give copy i seed + i, so runs are 1000 apart. Resumed ones get new episodes.
+    # Seeds of runs are 1000 apart, as copy i may get seed + i; a resumed run begins with a new one.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:

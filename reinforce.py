@@ -134,7 +134,7 @@ def train(config):
     torch.manual_seed(config.seed)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    # Some environments give copy i seed + i, so runs are 1000 apart.
+    # Seeds of runs are 1000 apart, as copy i may get seed + i.
     envs.reset(seed=1000 * config.seed)  # seeded only here: later resets draw new starts
     env_step = next_report = 0
     history = []

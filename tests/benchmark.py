@@ -5,14 +5,14 @@
     python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
     python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5" --csv FILE --resume
                                                            another task; what the CSV already has is kept
-    python tests/benchmark.py --peer sb3 --seeds 500 501   the scripts, and the PPO ones and SB3 in turn, seed by seed
+    python tests/benchmark.py --peer sb3 --seeds 500 501   all scripts, the PPO ones in turn with SB3
     python tests/benchmark.py --peer sb3 cleanrl minimalrl --peer-files FOLDER --peer-python PYTHON
                                                            the same with CleanRL and minimalRL, see tests/peer.py
     python tests/benchmark.py --ablate                     with one line of a script changed (tests/ablations.py)
     python tests/benchmark.py --recipe TAXI --script ppo_discrete --flags "--env-id Taxi-v4"
                                                            with the diff of README that has the word TAXI in it
     python tests/benchmark.py --plot                       draws the pictures of README
-    python tests/benchmark.py --tasks                      the same on thirteen tasks (tests/tasks.py)
+    python tests/benchmark.py --tasks                      the PPO scripts and SB3 on the tasks of tests/tasks.py
 
 Prints a Markdown table, and writes one line for each run to a CSV in tests/results. "Solved" means that
 the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). After
@@ -163,14 +163,14 @@ def table(rows):
     return lines
 
 
-def machine(peer):
+def machine(sb3):
     """The processor, the cores and the versions of everything that was measured."""
     from importlib.metadata import version
 
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         name = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()).group(1)
-    packages = ["torch", "gymnasium", "numpy"] + ["stable-baselines3"] * bool(peer)
+    packages = ["torch", "gymnasium", "numpy"] + ["stable-baselines3"] * sb3
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
 
@@ -247,7 +247,8 @@ def main():
     if pool:
         pool.shutdown()
     print("\n".join(print_table(rows)))
-    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(what == 'tasks' or 'sb3' in (options.peer or ()))}.")
+    sb3 = any(row["program"] == "sb3" for row in rows)
+    print(f"\nSeeds {min(options.seeds)} to {max(options.seeds)}; {machine(sb3)}.")
 
 
 if __name__ == "__main__":

@@ -193,6 +193,7 @@ replace(D, "interface", "settings for other tasks used for its own", OWN, 'elif 
 replace(D, "interface", "a wrong setting costs a traceback", "except (FileNotFoundError, ValueError)", "except FileNotFoundError")
 replace(D, "interface", "a foreign file costs a traceback", "except Exception:", "except KeyError:")
 replace(D, "interface", "every error is taken for a wrong name", "(gym.error.Error, ImportError)", "Exception")
+replace(D, "interface", "a task that has moved costs a traceback", "ImportError)", "ModuleNotFoundError)")
 replace(D, "training", "no evaluation cannot be asked for", "if config.eval_episodes:", "if True:")
 each([D, R], "training", "evaluations of every run are the same", ", seed=config.seed)", ")")
 

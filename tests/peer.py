@@ -1,4 +1,4 @@
-"""The scripts, and the PPO ones beside other programs: the time from Enter to solved."""
+"""The time from Enter to solved: of all scripts, and of other programs in turn with the PPO scripts."""
 
 import os
 import subprocess

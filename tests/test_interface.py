@@ -251,6 +251,7 @@ def test_observations_that_are_no_flat_vectors_are_flattened(name, quiet):
 COMMON = [
     ("--env-id", "Nonsense-v0", "Nonsense"),
     ("--env-id", "no_such_module:CartPole-v1", "no_such_module"),
+    ("--env-id", "HalfCheetah-v2", "gymnasium-robotics"),  # an ImportError of gymnasium
     ("--env-id", "", "--env-id"),
     ("--env-id", "MultiDiscrete-v0", "MultiDiscrete"),
     ("--total-steps", "-1", "must be from 0 to"),

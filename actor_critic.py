@@ -16,7 +16,7 @@ Every few steps both learn from one loss, with a weight ψ_t for each action and
 
 E is the mean over the steps of an update, after normalising their ψ_t to mean 0 and standard
 deviation 1. No gradient flows through ψ_t, nor through the targets r_t + γ V and r_t + γ Q, where
-V and Q of a terminal state count as 0. The entropy H, with weight c, tells how unsure π is.
+V and Q of a terminal state count as 0. The entropy H tells how unsure π is; c weighs it.
 
 V is the mean of Q over the policy's actions, and Q - V the advantage. With Q - V as ψ_t there is
 less noise than with Q and, on average, the same gradient ([1] Sec. 13.4). The δ_t of V, the TD
@@ -62,7 +62,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature to a root mean square of 2. One far from 0 becomes nearly constant."""
+    """Scales each feature to a root mean square of 2. Those far from 0 become nearly constant."""
     def __init__(self, obs_dim):
         super().__init__()
         # Buffers are not learned, but belong to state_dict(), as the weights do.
@@ -82,7 +82,7 @@ class ObsScale(nn.Module):
 def mlp(sizes, output_gain):
     """A network (..., sizes[0]) -> (..., sizes[-1]): linear layers, with tanh in between."""
     layers = []
-    for size_in, size_out in pairwise(sizes):
+    for size_in, size_out in pairwise(sizes):  # of [4, 64, 2]: 4 and 64, 64 and 2
         layer = nn.Linear(size_in, size_out)
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
@@ -119,7 +119,7 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
-        pi = self.pi(torch.as_tensor(obs, dtype=torch.float32))
+        pi = self.pi(torch.as_tensor(obs).float())
         return (pi.mode if greedy else pi.sample()).numpy()
 
 
@@ -149,7 +149,7 @@ class RolloutBuffer:
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
              info) = envs.step(self.action[t])
             env_step += N
-            if "episode" in info:
+            if "episode" in info:  # "_episode" marks the environments whose episode ended
                 scores = info["episode"]["r"][info["_episode"]]
                 finished += [(env_step, float(score)) for score in scores]
         return finished
@@ -165,7 +165,7 @@ def td_error(reward, value, next_value, terminated, gamma):
 
 def weigh(agent, config, obs, action, reward, terminated):
     """The weight ψ of each action and the critics' squared error, both (T, N)."""
-    if config.critic != "q":
+    if config.critic != "q":  # td and advantage need V
         v = agent.v(obs)  # (T+1, N)
         v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
         if config.critic == "td":
@@ -192,7 +192,7 @@ def train(config):
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     env_step = next_report = 0
     history = []
-    # Seeds of runs are 1000 apart, as copy i may get seed + i.
+    # Environment i may get seed + i, so the seeds of runs are 1000 apart.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed)
     try:
         while env_step < config.total_steps:
@@ -202,7 +202,7 @@ def train(config):
             # Collect: play T steps of each environment with the current policy.
             history += buffer.collect(envs, agent, env_step)
             env_step += config.num_envs * config.num_steps
-            # View the buffer's arrays, in the order of its __init__, as tensors (not copied).
+            # The attributes of the buffer, in the order in which __init__ sets them, as tensors.
             obs, action, reward, terminated, _, valid = map(
                 torch.as_tensor, vars(buffer).values())
 
@@ -223,7 +223,7 @@ def train(config):
             critic_loss = squared_error[valid].mean()
             entropy = pi.entropy().mean()
             loss = policy_loss + 0.5 * critic_loss - config.entropy_coef * entropy
-            optimizer.zero_grad()
+            agent.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(
                 agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
@@ -233,7 +233,7 @@ def train(config):
             # Report about twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
-                average = np.mean([score for _, score in history[-20:]] or np.nan)
+                average = np.mean([score for _, score in history[-20:]] or np.nan)  # nan: none yet
                 print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
                       f"episodes: {average:.2f}  entropy {entropy:.2g}", flush=True)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
@@ -264,8 +264,8 @@ def make_envs(env_id, num_envs):
     """Vector environments, with flat observations and the scores of finished episodes in info."""
     envs = gym.make_vec(env_id, num_envs)
     space = envs.single_action_space
-    if not isinstance(space, gym.spaces.Discrete):
-        raise gym.error.Error(f"actions must be Discrete (a Box: ppo_continuous.py), not {space}")
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise gym.error.Error(f"actions must be Discrete from 0 (Box: ppo_continuous.py): {space}")
     obs_space = envs.single_observation_space
     if obs_space != gym.spaces.flatten_space(obs_space):
         envs = FlattenObservation(envs)
@@ -290,7 +290,7 @@ def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     in_a_notebook = "__file__" not in globals()  # there, sys.argv belongs to the kernel
     source = "" if in_a_notebook else inspect.getsource(Config)
-    comments = dict(re.findall(r"(\w+): .*# (.*)", source))
+    comments = dict(re.findall(r"(\w+): .*# (.*)", source))  # the help of each flag
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
         flag = f"--{spec.name.replace('_', '-')}"
@@ -302,7 +302,7 @@ def main():
     except ValueError as error:
         parser.error(error)
     try:
-        make_envs(config.env_id, 1)  # a trial: does it exist?
+        make_envs(config.env_id, 1)  # a trial, as in train a mistake would cost a traceback
     except (gym.error.Error, ImportError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
     agent, _ = train(config)

@@ -17,11 +17,11 @@ any gain from raising a good action's ratio ρ_t above 1+ε, or lowering a bad o
     L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
           + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
 
-V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was up. Â_{t+1} counts as
-0 if step t is the last of an episode or a rollout. The larger λ (0 to 1), the more this generalized
-advantage estimation (GAE) relies on the rewards instead of the critic. R_t = Â_t + V(s_t), computed
-before the update, is the critic's target. E is the mean over a random minibatch of the rollout,
-after normalising the minibatch's Â_t. The entropy H tells how unsure π is; c falls, even below 0.
+δ_t: V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was up.
+Â_t: generalized advantage estimation (GAE). The larger λ (0 to 1), the more it relies on rewards
+     instead of the critic. Â_{t+1} counts as 0 if step t is the last of an episode or a rollout.
+L:   E is the mean over a random minibatch, after normalising its Â_t. R_t = Â_t + V(s_t), computed
+     before the update, is the critic's target. The entropy H tells how unsure π is; c falls.
 
 `python ppo_discrete.py` solves CartPole (average score 475) after about 13,000 of 30,000 steps.
 
@@ -60,7 +60,7 @@ class Config:
     gamma: float = 0.995  # discount of later rewards
     gae_lambda: float = 0.97  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial weight c of the entropy bonus; it falls linearly to -c
+    entropy_coef: float = 0.0  # initial weight of the entropy bonus; falls linearly to its negative
     obs_std: float = 2.0  # standard deviation that observations are scaled to
     hidden_layers: int = 1  # hidden layers of each network
     hidden_size: int = 32  # units of each hidden layer
@@ -96,25 +96,25 @@ class ObsScale(nn.Module):
 
     def update(self, obs):
         """Merges B more observations (B, obs_dim) into the mean and deviation of all so far."""
-        var, mean = torch.var_mean(obs, 0, correction=0)
+        batch_var, batch_mean = torch.var_mean(obs, 0, correction=0)
         self.count += len(obs)
         weight = len(obs) / self.count.item()
-        change = mean - self.mean
+        change = batch_mean - self.mean
         self.mean += weight * change
-        # The variance of all: that within both parts, and that between their means.
-        var = (1 - weight) * (self.std**2 + weight * change**2) + weight * var
+        # The weighted mean of both variances, and (1 - weight) * weight * change**2 between them.
+        var = (1 - weight) * (self.std**2 + weight * change**2) + weight * batch_var
         self.std = var.clamp(min=1e-8).sqrt()
         if weight == 1:  # the first update
-            # The limit makes features far from 0 constant. So a mean 2 to 10 deviations from 0 is
-            # moved to 2, a farther one to 0. A shift that kept changing would slow learning down.
-            beyond = mean - mean.clamp(-2 * self.std, 2 * self.std)
-            self.shift = torch.where(mean.abs() > 10 * self.std, mean, beyond)
+            # Limited to ±10, features far from 0 would be constant. So a mean beyond 2 deviations
+            # is moved to 2, one beyond 10 to 0. A shift that kept changing would slow learning.
+            beyond = batch_mean - batch_mean.clamp(-2 * self.std, 2 * self.std)
+            self.shift = torch.where(batch_mean.abs() > 10 * self.std, batch_mean, beyond)
 
 
 def mlp(sizes, output_gain):
     """A network (..., sizes[0]) -> (..., sizes[-1]): linear layers, with tanh in between."""
     layers = []
-    for size_in, size_out in pairwise(sizes):
+    for size_in, size_out in pairwise(sizes):  # of [4, 64, 2]: 4 and 64, 64 and 2
         layer = nn.Linear(size_in, size_out)
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
@@ -147,7 +147,7 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
-        pi = self.pi(torch.as_tensor(obs, dtype=torch.float32))
+        pi = self.pi(torch.as_tensor(obs).float())
         return (pi.mode if greedy else pi.sample()).numpy()
 
 
@@ -177,7 +177,7 @@ class RolloutBuffer:
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
              info) = envs.step(self.action[t])
             env_step += N
-            if "episode" in info:
+            if "episode" in info:  # "_episode" marks the environments whose episode ended
                 scores = info["episode"]["r"][info["_episode"]]
                 finished += [(env_step, float(score)) for score in scores]
         return finished
@@ -204,22 +204,13 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # estimates KL(π_old‖π): how far has the policy moved?
+    kl = (ratio - 1 - log_ratio).mean()  # only printed: an estimate of KL(π_old‖π)
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     value_loss = (value - return_).square().mean()
     entropy = pi.entropy().mean()
     loss = policy_loss + 0.5 * value_loss - entropy_coef * entropy
     return loss, kl, entropy
-
-
-class Adam(optim.Adam):
-    """optim.Adam without its decorators, which import torch's compiler and so take a second."""
-    add_param_group = optim.Adam.add_param_group.__wrapped__
-    zero_grad = optim.Adam.zero_grad.__wrapped__
-    state_dict = optim.Adam.state_dict.__wrapped__
-    load_state_dict = optim.Adam.load_state_dict.__wrapped__
-    step = torch.no_grad()(optim.Adam.step.__wrapped__)
 
 
 def train(config):
@@ -230,7 +221,7 @@ def train(config):
     """
     check(config)
     envs = make_envs(config.env_id, config.num_envs)
-    envs = NormalizeReward(envs, config.gamma)  # by the deviation of discounted sums of rewards
+    envs = NormalizeReward(envs, config.gamma)  # divides by the deviation of discounted sums
     torch.manual_seed(config.seed)
     agent = ActorCritic(envs, config)
     optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
@@ -240,10 +231,10 @@ def train(config):
         checkpoint = torch.load(config.load, weights_only=True)  # runs no code hidden in the file
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        vars(envs.return_rms).update(checkpoint["returns"])
+        vars(envs.return_rms).update(checkpoint["returns"])  # NormalizeReward's statistics
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Seeds of runs are 1000 apart, as copy i may get seed + i; a resumed run begins with a new one.
+    # Environment i may get seed + i, so runs are 1000 apart. A resumed run plays new episodes.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -255,7 +246,7 @@ def train(config):
             history += buffer.collect(envs, agent, env_step)
             env_step += config.num_envs * config.num_steps
 
-            # View the buffer's arrays, in the order of its __init__, as tensors (not copied).
+            # The attributes of the buffer, in the order in which __init__ sets them, as tensors.
             obs, action, reward, terminated, truncated, valid = map(
                 torch.as_tensor, vars(buffer).values())
             # Estimate advantages and targets, once per rollout: the targets have to stand still
@@ -283,7 +274,7 @@ def train(config):
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],
                         config.clip_eps, config.entropy_coef * (2 * remaining - 1))
-                    optimizer.zero_grad()
+                    agent.zero_grad()
                     loss.backward()
                     nn.utils.clip_grad_norm_(
                         agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
@@ -294,7 +285,7 @@ def train(config):
             # Report about twenty times a run, and at its end; kl is that of the last minibatch.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
-                average = np.mean([score for _, score in history[-20:]] or np.nan)
+                average = np.mean([score for _, score in history[-20:]] or np.nan)  # nan: none yet
                 print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
                       f"episodes: {average:.2f}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
                 save(config, agent, optimizer, envs, env_step, history)
@@ -304,7 +295,15 @@ def train(config):
     return agent, history
 
 
-# ---- From here on: settings, environments, checkpoints, evaluation and the command line ----
+# ---- From here on: optimizer, settings, environments, checkpoints, evaluation, command line ----
+
+
+class Adam(optim.Adam):
+    """optim.Adam, but quicker to start: its decorators would import torch's compiler, a second."""
+    add_param_group = optim.Adam.add_param_group.__wrapped__
+    state_dict = optim.Adam.state_dict.__wrapped__
+    load_state_dict = optim.Adam.load_state_dict.__wrapped__
+    step = torch.no_grad()(optim.Adam.step.__wrapped__)
 
 
 def check(config):
@@ -312,7 +311,7 @@ def check(config):
     lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
                   obs_std=0.01, hidden_size=1)
     highest = dict(gamma=1, gae_lambda=1,
-                   # At worst, every other step only resets.
+                   # With more, one may be empty: at worst, every other step only resets.
                    num_minibatches=config.num_envs * (config.num_steps // 2))
     for spec in fields(config):
         if spec.type in (int, float):
@@ -323,7 +322,7 @@ def check(config):
                 raise ValueError(
                     f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
             setattr(config, spec.name, value)
-    folder = os.path.dirname(config.save) or "."  # the "/" added below rules out files
+    folder = os.path.dirname(config.save) or "."  # below, f"{folder}/" fails for a file
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "
@@ -334,8 +333,8 @@ def make_envs(env_id, num_envs, **options):
     """Vector environments, with flat observations and the scores of finished episodes in info."""
     envs = gym.make_vec(env_id, num_envs, **options)
     space = envs.single_action_space
-    if not isinstance(space, gym.spaces.Discrete):
-        raise gym.error.Error(f"actions must be Discrete (a Box: ppo_continuous.py), not {space}")
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise gym.error.Error(f"actions must be Discrete from 0 (Box: ppo_continuous.py): {space}")
     obs_space = envs.single_observation_space
     if obs_space != gym.spaces.flatten_space(obs_space):
         envs = FlattenObservation(envs)
@@ -343,7 +342,7 @@ def make_envs(env_id, num_envs, **options):
 
 
 def save(config, agent, optimizer, envs, env_step, history):
-    """Writes a checkpoint under another name, then renames it: a crash leaves no half file."""
+    """Writes a checkpoint under another name, then renames it: a crash spares the last one."""
     if not config.save:
         return
     torch.save({
@@ -376,8 +375,7 @@ def main():
     """Trains with the settings of the command line, evaluates the agent, and shows it if asked."""
     in_a_notebook = "__file__" not in globals()  # there, sys.argv belongs to the kernel
     source = "" if in_a_notebook else inspect.getsource(Config)
-    # The help of each flag is its comment in Config.
-    comments = dict(re.findall(r"(\w+): .*# (.*)", source))
+    comments = dict(re.findall(r"(\w+): .*# (.*)", source))  # the help of each flag
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False, argument_default=SUPPRESS,
                             epilog=f"With another --env-id, the defaults are {OTHER_TASKS}.")
     for spec in fields(Config):
@@ -391,13 +389,14 @@ def main():
         elif given.get("env_id", Config.env_id) != Config.env_id:
             given = OTHER_TASKS | given
         config = Config(**given)
-        check(config)
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(error)
     except Exception:  # torch.load raises many kinds of error
-        parser.error(f"--load {given['load']}: not a checkpoint of this script")
+        parser.error(f"--load {given['load']}: missing, or not a checkpoint of this script")
     try:
-        make_envs(config.env_id, 1)  # a trial: does it exist?
+        check(config)
+    except ValueError as error:
+        parser.error(error)
+    try:
+        make_envs(config.env_id, 1)  # a trial, as in train a mistake would cost a traceback
     except (gym.error.Error, ImportError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
 

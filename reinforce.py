@@ -53,7 +53,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature to a root mean square of 2. One far from 0 becomes nearly constant."""
+    """Scales each feature to a root mean square of 2. Those far from 0 become nearly constant."""
     def __init__(self, obs_dim):
         super().__init__()
         # Buffers are not learned, but belong to state_dict(), as the weights do.
@@ -91,7 +91,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
-        pi = self.pi(torch.as_tensor(obs, dtype=torch.float32))
+        pi = self.pi(torch.as_tensor(obs).float())
         return (pi.mode if greedy else pi.sample()).numpy()
 
 
@@ -101,18 +101,17 @@ def play(agent, envs, greedy=False):
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
     longest episode. An environment whose episode is over plays on: reward is 0, valid is False.
     """
-    rows = []
+    rows = []  # of obs, action, reward and valid, a row for each step
     playing = np.ones(envs.num_envs, bool)
     obs, _ = envs.reset()
     while playing.any() and len(rows) < 10_000:
-        obs = obs.copy()  # some environments reuse their arrays
+        obs = obs.astype(np.float32)  # a copy: some environments overwrite theirs
         action = agent.act(obs, greedy)
         next_obs, reward, terminated, truncated, _ = envs.step(action)
-        rows.append((obs, action, reward * playing, playing))
-        playing = playing & ~(terminated | truncated)  # a new array: rows keep the old one
+        rows.append((obs, action, np.float32(reward * playing), playing))
+        playing = playing & ~(terminated | truncated)  # a new array, as rows keep the old one
         obs = next_obs
-    obs, action, reward, valid = (torch.as_tensor(np.stack(column)) for column in zip(*rows))
-    return obs.float(), action, reward.float(), valid
+    return [torch.as_tensor(np.stack(column)) for column in zip(*rows)]
 
 
 def compute_returns(reward, gamma):
@@ -134,7 +133,7 @@ def train(config):
     torch.manual_seed(config.seed)
     agent = Policy(envs, config)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    # Seeds of runs are 1000 apart, as copy i may get seed + i.
+    # Environment i may get seed + i, so the seeds of runs are 1000 apart.
     envs.reset(seed=1000 * config.seed)  # seeded only here: later resets draw new starts
     env_step = next_report = 0
     history = []
@@ -145,7 +144,7 @@ def train(config):
 
             # Collect: play N episodes with the current policy.
             obs, action, reward, valid = play(agent, envs)
-            ends = env_step + config.num_envs * valid.sum(0)  # (N,): env_step at each end
+            ends = env_step + config.num_envs * valid.sum(0)  # (N,): all N step together
             history += sorted(zip(ends.tolist(), reward.sum(0).tolist()))
             env_step += valid.numel()  # steps after an episode's end count, too
 
@@ -160,11 +159,11 @@ def train(config):
             # Update: compute the probabilities again, now with gradients; one optimizer step.
             pi = agent.pi(obs[valid])  # (B, obs_dim) -> B distributions
             log_prob = pi.log_prob(action[valid])
-            assert log_prob.shape == weight.shape  # (B,)
+            assert log_prob.shape == weight.shape  # (B,): (B, 1) would broadcast to (B, B)
             loss = -(log_prob * weight).mean()
             if not loss.isfinite():
                 raise FloatingPointError("the loss is not finite: are the rewards too large?")
-            optimizer.zero_grad()
+            agent.zero_grad()
             loss.backward()
             optimizer.step()
             agent.scale.update(obs[valid])  # not before: π above must be the policy that played
@@ -202,15 +201,15 @@ def make_envs(env_id, num_envs):
     """Vector environments, which step together, with flat observations."""
     envs = gym.make_vec(env_id, num_envs)
     space = envs.single_action_space
-    if not isinstance(space, gym.spaces.Discrete):
-        raise gym.error.Error(f"actions must be Discrete (a Box: ppo_continuous.py), not {space}")
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise gym.error.Error(f"actions must be Discrete from 0 (Box: ppo_continuous.py): {space}")
     space = envs.single_observation_space
     return envs if space == gym.spaces.flatten_space(space) else FlattenObservation(envs)
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays one episode in each of the N environments. Returns their scores (N,)."""
-    envs.reset(seed=1000 * seed + 500)  # not training's episodes
+    envs.reset(seed=1000 * seed + 500)  # other episodes than in training; play resets, too
     _, _, reward, _ = play(agent, envs, greedy)
     return reward.sum(0).numpy()
 
@@ -219,7 +218,7 @@ def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     in_a_notebook = "__file__" not in globals()  # there, sys.argv belongs to the kernel
     source = "" if in_a_notebook else inspect.getsource(Config)
-    comments = dict(re.findall(r"(\w+): .*# (.*)", source))
+    comments = dict(re.findall(r"(\w+): .*# (.*)", source))  # the help of each flag
     parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
     for spec in fields(Config):
         flag = f"--{spec.name.replace('_', '-')}"
@@ -231,7 +230,7 @@ def main():
     except ValueError as error:
         parser.error(error)
     try:
-        make_envs(config.env_id, 1)  # a trial: does it exist?
+        make_envs(config.env_id, 1)  # a trial, as in train a mistake would cost a traceback
     except (gym.error.Error, ImportError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
     agent, _ = train(config)

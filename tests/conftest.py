@@ -106,6 +106,7 @@ register("MarkedBox-v0", BOX)
 register("EndlessDiscrete-v0", DISCRETE, limit=None, endless=True)
 register("EndlessBox-v0", BOX, limit=None, endless=True)
 register("Unbounded-v0", gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
+register("FromMinus1-v0", gym.spaces.Discrete(3, start=-1))
 register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
 
 

@@ -106,7 +106,7 @@ replace(D, "update", "the entropy's weight falls only to 0", WEIGHT, "config.ent
 replace(D, "losses", "KL and entropy swapped", "return loss, kl, entropy", "return loss, entropy, kl")
 
 # ---- ppo_discrete.py: the optimizer and the training, with what is alike in the others ----
-for part in ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step"):
+for part in ("add_param_group", "state_dict", "load_state_dict", "step"):
     replace(D, "training", f"torch's compiler used by {part}", f"optim.Adam.{part}.__wrapped__", f"optim.Adam.{part}")
 each([D, R, A], "interface", "settings not checked", "    check(config)\n    envs", "    envs")
 replace(D, "update", "rewards not scaled", "NormalizeReward(envs, config.gamma)", "envs")
@@ -135,7 +135,7 @@ replace(D, "training", "a minibatch of one step divides by 0", "(std + 1e-8)", "
 replace(D, "update", "advantage normalised over the rollout", "std_mean(b_advantage[mb],", "std_mean(b_advantage,")
 for part in ("pi(b_obs", "value(b_obs", "b_action", "b_old_log_prob", "mb_advantage, b_return"):
     replace(D, "update", f"{part.split('(')[0]} of other steps of the minibatch", f"{part}[mb]", f"{part}[mb.flip(0)]")
-each([D, R, A], "update", "zero_grad forgotten", "optimizer.zero_grad()", "pass")
+each([D, R, A], "update", "zero_grad forgotten", "agent.zero_grad()", "pass")
 each([D, R, A], "update", "optimizer's step forgotten", "optimizer.step()", "pass")
 each([D, A], "update", "gradient not clipped", "(), config.max_grad_norm", "(), torch.inf")
 replace(D, "update", "the critic's gradient not clipped", "agent.parameters(), c", "agent.policy.parameters(), c")
@@ -178,7 +178,8 @@ each([D, R], "interface", "numbers may be below 0", "(spec.name, 0)", "(spec.nam
 each([D, R], "interface", "numbers may be infinite", "1_000_000_000", "float('inf')")
 each([D, R], "interface", "NaN goes through", "not low <= value <= high", "value < low or value > high")
 each([D, R], "interface", "numpy's numbers stay", "setattr(config, spec.name, value)", "pass")
-each([D, R, A], "interface", "other actions go through", "if not isinstance(space, gym.spaces.Discrete):", "if False:")
+each([D, R, A], "interface", "other actions go through", "not isinstance(space, gym.spaces.Discrete)", "False")
+each([D, R, A], "interface", "actions that begin elsewhere go through", " or space.start != 0", "")
 replace(D, "interface", "observations not flattened", "obs_space != gym.spaces.flatten_space(obs_space)", "False")
 each([D, R], "training", "evaluation plays episodes of the training", "1000 * seed + 500", "1000 * seed")
 each([D, R], "training", "evaluation samples", "agent.act(obs, greedy)", "agent.act(obs)")
@@ -190,7 +191,9 @@ OTHER, OWN = "given = OTHER_TASKS | given", 'elif given.get("env_id", Config.env
 replace(D, "interface", "settings for other tasks ignored", OTHER, "pass")
 replace(D, "interface", "settings for other tasks win over flags", OTHER, "given = given | OTHER_TASKS")
 replace(D, "interface", "settings for other tasks used for its own", OWN, 'elif "env_id" in given:')
-replace(D, "interface", "a wrong setting costs a traceback", "except (FileNotFoundError, ValueError)", "except FileNotFoundError")
+replace(D, "interface", "a wrong setting costs a traceback", "    except ValueError as error:", "    except FileNotFoundError as error:")
+replace(D, "interface", "a mistake in check is taken for a foreign file",
+        "        config = Config(**given)\n", "        config = Config(**given)\n        check(config)\n")
 replace(D, "interface", "a foreign file costs a traceback", "except Exception:", "except KeyError:")
 replace(D, "interface", "every error is taken for a wrong name", "(gym.error.Error, ImportError)", "Exception")
 replace(D, "interface", "a task that has moved costs a traceback", "ImportError)", "ModuleNotFoundError)")
@@ -222,8 +225,8 @@ replace(R, "training", "policy not small at first", "(output, 0.01)", "(output, 
 replace(R, "training", "biases not 0", "nn.init.zeros_(layer.bias)", "pass")
 replace(R, "update", "stops with the first episode", "while playing.any()", "while playing.all()")
 replace(R, "training", "endless episodes end too soon", "len(rows) < 10_000", "len(rows) < 1_000")
-replace(R, "training", "observations not copied", "obs = obs.copy()", "pass")
-replace(R, "update", "rewards after the end count", "reward * playing, playing", "reward, playing")
+replace(R, "training", "observations not copied", "obs.astype(np.float32)", "obs.astype(np.float32, copy=False)")
+replace(R, "update", "rewards after the end count", "np.float32(reward * playing)", "np.float32(reward)")
 STILL = "playing = playing & ~(terminated | truncated)"
 replace(R, "update", "rows of valid steps share an array", STILL, "playing &= ~(terminated | truncated)")
 replace(R, "update", "second episodes are played, too", STILL, "playing = ~(terminated | truncated)")

@@ -55,7 +55,7 @@ MIDDLE = ["mlp", "ActorCritic", "RolloutBuffer"]
 FORM = {
     "reinforce": [*HEAD, "ObsScale", "Policy", "play", "compute_returns", "train"],
     "actor_critic": [*HEAD, "ObsScale", *MIDDLE, "td_error", "weigh", "train"],
-} | dict.fromkeys(PPO, [*HEAD, "OTHER_TASKS", "ObsScale", *MIDDLE, "compute_gae", "ppo_loss", "Adam", "train"])
+} | dict.fromkeys(PPO, [*HEAD, "OTHER_TASKS", "ObsScale", *MIDDLE, "compute_gae", "ppo_loss", "train"])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -63,8 +63,8 @@ def test_the_algorithm_stands_first(name):
     above = [title for title, _, is_above in statements(name) if is_above]
     below = [title for title, _, is_above in statements(name) if not is_above]
     assert list(dict.fromkeys(above)) == FORM[name]
-    save = ["save"] if name in PPO else []
-    assert below == ["check", "make_envs", *save, "evaluate", "main", "if __name__ == '__main__':"]
+    adam, save = (["Adam"], ["save"]) if name in PPO else ([], [])
+    assert below == [*adam, "check", "make_envs", *save, "evaluate", "main", "if __name__ == '__main__':"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -281,15 +281,14 @@ ONLY_PPO = [
     ("--epochs", "0", "must be from 1 to"),
     ("--gae-lambda", "1.5", "must be from 0 to 1"),
     ("--clip-eps", "-0.2", "must be from 0 to"),
-    ("--load", "no-such-file.pt", "No such file"),
-    ("--load", "tests", "--load tests: not a checkpoint of this script"),
-    ("--load", "README.md", "not a checkpoint of this script"),
+    ("--load", "no-such-file.pt", "--load no-such-file.pt: missing, or not a checkpoint of this script"),
+    ("--load", "tests", "--load tests: missing, or not a checkpoint of this script"),
     ("--save", "README.md", "must be a new file"),
     ("--save", "tests", "must be a new file"),
     ("--save", "no/such/folder.pt", "must be a new file in a folder"),
     ("--save", "README.md/kept.pt", "must be a new file in a folder"),
 ]
-WRONG_ACTIONS = [("--env-id", "Pendulum-v1", "ppo_continuous.py")]
+WRONG_ACTIONS = [("--env-id", "Pendulum-v1", "ppo_continuous.py"), ("--env-id", "FromMinus1-v0", "start=-1")]
 OF = {
     "ppo_discrete": ROLLOUT + ONLY_PPO + WRONG_ACTIONS,
     "ppo_continuous": ROLLOUT + ONLY_PPO + [
@@ -313,7 +312,7 @@ def test_a_mistake_costs_one_line_and_status_2(name, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_same_mistakes_in_python_are_value_errors(name):
+def test_the_same_mistakes_in_python_are_value_errors(name, monkeypatch, capsys):
     module = load(name)
     wrong = {"gamma": 1.5, "num_envs": 0, "total_steps": -1, "learning_rate": float("nan"), "seed": "x"}
     wrong |= {"save": str(ROOT / "README.md"), "num_minibatches": 61} if name == "ppo_discrete" else {}
@@ -326,6 +325,9 @@ def test_the_same_mistakes_in_python_are_value_errors(name):
     config = module.Config(num_envs=np.int64(4), gamma=1, learning_rate=np.float32(0.5))
     module.check(config)
     assert [type(x) for x in (config.num_envs, config.gamma, config.learning_rate)] == [int, float, float]
+    monkeypatch.setattr(module, "check", lambda config: {}["a mistake in a copy"])  # keeps its traceback
+    with pytest.raises(KeyError, match="a mistake in a copy"):
+        run_main(module, monkeypatch, capsys)
 
 
 class Odd(gym.Env):
@@ -358,18 +360,19 @@ def test_an_error_of_the_environments_own_keeps_its_traceback(name, error, monke
     for place in ("init", "reset", "step"):
         env_id = f"Odd{place}{error.__name__}{'Box' * (name == 'ppo_continuous')}-v0"
         if env_id not in gym.registry:
-            how = {"box": name == "ppo_continuous", "place": place, "error": error}
-            gym.register(env_id, Odd, kwargs=how, max_episode_steps=20)
+            kwargs = {"box": name == "ppo_continuous", "place": place, "error": error}
+            gym.register(env_id, Odd, max_episode_steps=20, kwargs=kwargs)
         with pytest.raises(error, match="the user's own"):
             run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
 
 
 # ---- README ----
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
 
 def readme_blocks(language):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
 
 
 def readme_commands():
@@ -384,8 +387,7 @@ def readme_environment():
 
 
 def test_the_quick_start_begins_with_a_fresh_environment():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    quick_start = re.search(r"^## Quick start\n.*?^```bash\n(.*?)^```", text, re.M | re.S).group(1)
+    quick_start = re.search(r"^## Quick start\n.*?^```bash\n(.*?)^```", README, re.M | re.S).group(1)
     first, second, third = quick_start.splitlines()
     assert "-m venv" in first and "activate" in first
     assert "requirements.txt" in second and second.endswith("python ppo_discrete.py")
@@ -393,12 +395,11 @@ def test_the_quick_start_begins_with_a_fresh_environment():
 
 
 def test_the_readme_counts_the_lines_of_the_scripts_and_names_its_sections():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
     for name in SCRIPTS:
-        (count,) = re.findall(rf"^\| `{name}\.py` \|[^|]+\|[^|]+\| (\d+) \|", text, re.M)
+        (count,) = re.findall(rf"^\| `{name}\.py` \|[^|]+\|[^|]+\| (\d+) \|", README, re.M)
         assert int(count) == source(name).count("\n"), name
-    sections = re.findall(r"^## (.+)$", text, re.M)
-    contents = re.search(r"^\*\*Contents:\*\*.*?\n\n", text, re.M | re.S).group().replace("\n", " ")
+    sections = re.findall(r"^## (.+)$", README, re.M)
+    contents = re.search(r"^\*\*Contents:\*\*.*?\n\n", README, re.M | re.S).group().replace("\n", " ")
     links = re.findall(r"\[([^]]+)\]\(#([^)]+)\)", contents)
     assert [title for title, _ in links] == sections
     assert [link for _, link in links] == [title.lower().replace(" ", "-") for title in sections]

@@ -211,8 +211,7 @@ def train(config):
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.
-            # ψ is centred, as a positive Q would make every action more likely, and divided by its
-            # standard deviation, so that the policy's loss does not depend on the rewards' scale.
+            # ψ is centred, as a positive Q would make every action played more likely, and scaled.
             b_psi = psi[valid].detach()  # (B,)
             b_weight = (b_psi - b_psi.mean()) / (b_psi.std(correction=0) + 1e-8)
             b_obs = obs[:-1][valid]  # (B, obs_dim)
@@ -301,6 +300,7 @@ def main():
         check(config)
     except ValueError as error:
         parser.error(error)
+    gym.logger.min_level = 40  # only errors: a mistake costs one line, without warnings
     try:
         make_envs(config.env_id, 1)  # a trial, as in train a mistake would cost a traceback
     except (gym.error.Error, ImportError) as error:

@@ -395,6 +395,7 @@ def main():
         check(config)
     except ValueError as error:
         parser.error(error)
+    gym.logger.min_level = 40  # only errors: a mistake costs one line, without warnings
     try:
         make_envs(config.env_id, 1)  # a trial, as in train a mistake would cost a traceback
     except (gym.error.Error, ImportError) as error:

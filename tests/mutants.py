@@ -181,6 +181,7 @@ each([D, R], "interface", "numpy's numbers stay", "setattr(config, spec.name, va
 each([D, R, A], "interface", "other actions go through", "not isinstance(space, gym.spaces.Discrete)", "False")
 each([D, R, A], "interface", "actions that begin elsewhere go through", " or space.start != 0", "")
 replace(D, "interface", "observations not flattened", "obs_space != gym.spaces.flatten_space(obs_space)", "False")
+each([D, R, A], "interface", "a warning stands before the line", "    gym.logger.min_level = 40", "    pass")
 each([D, R], "training", "evaluation plays episodes of the training", "1000 * seed + 500", "1000 * seed")
 each([D, R], "training", "evaluation samples", "agent.act(obs, greedy)", "agent.act(obs)")
 replace(D, "training", "evaluation counts second episodes", "scores += reward * playing", "scores += reward")

@@ -151,19 +151,16 @@ def test_a_setting_of_a_copy_needs_no_comment_and_may_have_any(monkeypatch, caps
 
 def config_of_main(module, monkeypatch, capsys, *arguments):
     """The settings that the command line hands to train()."""
-    seen = []
-
     class Seen(Exception):
         pass
 
     def train(config):
-        seen.append(config)
-        raise Seen
+        raise Seen(config)
 
-    with monkeypatch.context() as patch, pytest.raises(Seen):
+    with monkeypatch.context() as patch, pytest.raises(Seen) as seen:
         patch.setattr(module, "train", train)
         run_main(module, patch, capsys, *arguments)
-    return seen.pop()
+    return seen.value.args[0]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -252,6 +249,7 @@ COMMON = [
     ("--env-id", "Nonsense-v0", "Nonsense"),
     ("--env-id", "no_such_module:CartPole-v1", "no_such_module"),
     ("--env-id", "HalfCheetah-v2", "gymnasium-robotics"),  # an ImportError of gymnasium
+    ("--env-id", "LunarLander-v2", "LunarLander-v3"),  # known to every older tutorial
     ("--env-id", "", "--env-id"),
     ("--env-id", "MultiDiscrete-v0", "MultiDiscrete"),
     ("--total-steps", "-1", "must be from 0 to"),
@@ -301,6 +299,7 @@ OF = {
 }
 
 
+@pytest.mark.filterwarnings("error")  # a terminal shows warnings as well
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_mistake_costs_one_line_and_status_2(name, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

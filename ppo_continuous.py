@@ -22,7 +22,7 @@ any gain from raising a good action's ratio ρ_t above 1+ε, or lowering a bad o
 Â_t: generalized advantage estimation (GAE). The larger λ (0 to 1), the more it relies on rewards
      instead of the critic. Â_{t+1} counts as 0 if step t is the last of an episode or a rollout.
 L:   E is the mean over a random minibatch, after normalising its Â_t. R_t = Â_t + V(s_t), computed
-     before the update, is the critic's target. The entropy H tells how unsure π is; c falls.
+     before the update, is the critic's target. The entropy H tells how unsure π is; c weighs it.
 
 `python ppo_continuous.py` solves Pendulum (average score -200) after about 17,000 of 99,000 steps.
 
@@ -66,7 +66,7 @@ class Config:
     gamma: float = 0.98  # discount of later rewards
     gae_lambda: float = 0.9  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial weight of the entropy bonus; falls linearly to -2 times it
+    entropy_coef: float = 0.0  # initial weight of the entropy bonus; it falls to -2 times that
     obs_std: float = 2.0  # standard deviation that observations are scaled to
     init_log_std: float = 0.5  # initial log(sigma) of actions; log(d)/2 less with d components
     hidden_layers: int = 2  # hidden layers of each network
@@ -110,7 +110,7 @@ class ObsScale(nn.Module):
         weight = len(obs) / self.count.item()
         change = batch_mean - self.mean
         self.mean += weight * change
-        # The weighted mean of both variances, and (1 - weight) * weight * change**2 between them.
+        # Both variances, weighted, plus (1 - weight) * weight * change**2, as the means differ.
         var = (1 - weight) * (self.std**2 + weight * change**2) + weight * batch_var
         self.std = var.clamp(min=1e-8).sqrt()
         if weight == 1:  # the first update
@@ -220,7 +220,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # only printed: an estimate of KL(π_old‖π)
+    kl = (ratio - 1 - log_ratio).mean()  # an estimate of KL(π_old‖π), for the report
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     value_loss = (value - return_).square().mean()
@@ -250,7 +250,7 @@ def train(config):
         vars(envs.return_rms).update(checkpoint["returns"])  # NormalizeReward's statistics
         env_step = checkpoint["env_step"]
         history = checkpoint["history"]
-    # Environment i may get seed + i, so runs are 1000 apart. A resumed run plays new episodes.
+    # Environment i may get seed + i, so runs' seeds are 1000 apart. A resumed run gets a new one.
     buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
     next_report = env_step
     try:
@@ -315,7 +315,7 @@ def train(config):
 
 
 class Adam(optim.Adam):
-    """optim.Adam, but quicker to start: its decorators would import torch's compiler, a second."""
+    """optim.Adam, but a second quicker to start: its decorators would import torch's compiler."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__
     load_state_dict = optim.Adam.load_state_dict.__wrapped__
@@ -327,7 +327,7 @@ def check(config):
     lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
                   obs_std=0.01, init_log_std=-10, hidden_size=1)
     highest = dict(gamma=1, gae_lambda=1, init_log_std=10,
-                   # With more, one may be empty: at worst, every other step only resets.
+                   # With more, one might be empty, as every other step may only reset.
                    num_minibatches=config.num_envs * (config.num_steps // 2))
     for spec in fields(config):
         if spec.type in (int, float):
@@ -340,7 +340,7 @@ def check(config):
             setattr(config, spec.name, value)
     if config.activation not in ("relu", "tanh"):
         raise ValueError(f"--activation {config.activation}: must be relu or tanh")
-    folder = os.path.dirname(config.save) or "."  # below, f"{folder}/" fails for a file
+    folder = os.path.dirname(config.save) or "."  # the "/" below makes a file fail
     is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
     if config.save and config.save != config.load and not is_new:
         raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "

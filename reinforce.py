@@ -144,7 +144,7 @@ def train(config):
 
             # Collect: play N episodes with the current policy.
             obs, action, reward, valid = play(agent, envs)
-            ends = env_step + config.num_envs * valid.sum(0)  # (N,): all N step together
+            ends = env_step + config.num_envs * valid.sum(0)  # (N,): the environments step together
             history += sorted(zip(ends.tolist(), reward.sum(0).tolist()))
             env_step += valid.numel()  # steps after an episode's end count, too
 
@@ -209,7 +209,7 @@ def make_envs(env_id, num_envs):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays one episode in each of the N environments. Returns their scores (N,)."""
-    envs.reset(seed=1000 * seed + 500)  # other episodes than in training; play resets, too
+    envs.reset(seed=1000 * seed + 500)  # so that play's reset draws other episodes than in training
     _, _, reward, _ = play(agent, envs, greedy)
     return reward.sum(0).numpy()
 

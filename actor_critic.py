@@ -202,9 +202,9 @@ def train(config):
             # Collect: play T steps of each environment with the current policy.
             history += buffer.collect(envs, agent, env_step)
             env_step += config.num_envs * config.num_steps
-            # The attributes of the buffer, in the order in which __init__ sets them, as tensors.
-            obs, action, reward, terminated, _, valid = map(
-                torch.as_tensor, vars(buffer).values())
+            obs, action, reward, terminated, valid = map(torch.as_tensor, (
+                buffer.obs, buffer.action, buffer.reward,
+                buffer.terminated, buffer.valid))
 
             # Estimate: ψ of each action, and the squared errors of the critics.
             reward = config.reward_scale * reward  # small targets, as V starts near 0
@@ -265,9 +265,7 @@ def make_envs(env_id, num_envs):
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
         raise gym.error.Error(f"actions must be Discrete from 0 (Box: ppo_continuous.py): {space}")
-    obs_space = envs.single_observation_space
-    if obs_space != gym.spaces.flatten_space(obs_space):
-        envs = FlattenObservation(envs)
+    envs = FlattenObservation(envs)  # images, dictionaries and tuples, too
     return RecordEpisodeStatistics(envs)
 
 

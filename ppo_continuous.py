@@ -262,9 +262,9 @@ def train(config):
             history += buffer.collect(envs, agent, env_step)
             env_step += config.num_envs * config.num_steps
 
-            # The attributes of the buffer, in the order in which __init__ sets them, as tensors.
-            obs, action, reward, terminated, truncated, valid = map(
-                torch.as_tensor, vars(buffer).values())
+            obs, action, reward, terminated, truncated, valid = map(torch.as_tensor, (
+                buffer.obs, buffer.action, buffer.reward,
+                buffer.terminated, buffer.truncated, buffer.valid))
             # Estimate advantages and targets, once per rollout: the targets have to stand still
             # while the networks learn.
             with torch.no_grad():
@@ -359,9 +359,7 @@ def make_envs(env_id, num_envs, **options):
         return np.clip(action, space.low, space.high)
 
     envs = TransformAction(envs, to_range)
-    obs_space = envs.single_observation_space
-    if obs_space != gym.spaces.flatten_space(obs_space):
-        envs = FlattenObservation(envs)
+    envs = FlattenObservation(envs)  # images, dictionaries and tuples, too
     return RecordEpisodeStatistics(envs)
 
 

@@ -203,8 +203,7 @@ def make_envs(env_id, num_envs):
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
         raise gym.error.Error(f"actions must be Discrete from 0 (Box: ppo_continuous.py): {space}")
-    space = envs.single_observation_space
-    return envs if space == gym.spaces.flatten_space(space) else FlattenObservation(envs)
+    return FlattenObservation(envs)  # images, dictionaries and tuples, too
 
 
 def evaluate(agent, envs, greedy=True, seed=0):

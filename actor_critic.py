@@ -211,7 +211,8 @@ def train(config):
             psi, squared_error = weigh(agent, config, obs, action, reward, terminated)
 
             # Update: one optimizer step, from the B valid steps, whose arrays are marked with b_.
-            # ψ is scaled, and centred, as a positive Q would make every action played more likely.
+            # ψ is centred, as a positive Q would make every action played more likely, and divided
+            # by its deviation, so that the policy's loss does not depend on the rewards' scale.
             b_psi = psi[valid].detach()  # (B,)
             b_weight = (b_psi - b_psi.mean()) / (b_psi.std(correction=0) + 1e-8)
             b_obs = obs[:-1][valid]  # (B, obs_dim)

@@ -66,7 +66,7 @@ class Config:
     gamma: float = 0.98  # discount of later rewards
     gae_lambda: float = 0.9  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial weight of the entropy bonus; it falls to -2 times that
+    entropy_coef: float = 0.0  # initial c, weight of the entropy bonus; it falls to -2 times that
     obs_std: float = 2.0  # standard deviation that observations are scaled to
     init_log_std: float = 0.5  # initial log(sigma) of actions; log(d)/2 less with d components
     hidden_layers: int = 2  # hidden layers of each network
@@ -285,7 +285,7 @@ def train(config):
                     # Normalised, so that the policy's loss does not depend on the rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
-                    # The entropy's weight falls from c to -2c: the run ends with little noise.
+                    # c falls from entropy_coef to -2 entropy_coef: the run ends with little noise.
                     loss, kl, entropy = ppo_loss(
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],

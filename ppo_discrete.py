@@ -60,7 +60,7 @@ class Config:
     gamma: float = 0.995  # discount of later rewards
     gae_lambda: float = 0.97  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial weight of the entropy bonus; it falls to its negative
+    entropy_coef: float = 0.0  # initial c, weight of the entropy bonus; it falls to its negative
     obs_std: float = 2.0  # standard deviation that observations are scaled to
     hidden_layers: int = 1  # hidden layers of each network
     hidden_size: int = 32  # units of each hidden layer
@@ -269,7 +269,7 @@ def train(config):
                     # Normalised, so that the policy's loss does not depend on the rewards' scale.
                     std, mean = torch.std_mean(b_advantage[mb], correction=0)
                     mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
-                    # The entropy's weight falls from c to -c: the run ends with little noise.
+                    # c falls from entropy_coef to -entropy_coef: the run ends with little noise.
                     loss, kl, entropy = ppo_loss(
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],

@@ -249,7 +249,7 @@ COMMON = [
     ("--env-id", "Nonsense-v0", "Nonsense"),
     ("--env-id", "no_such_module:CartPole-v1", "no_such_module"),
     ("--env-id", "HalfCheetah-v2", "gymnasium-robotics"),  # an ImportError of gymnasium
-    ("--env-id", "LunarLander-v2", "LunarLander-v3"),  # known to every older tutorial
+    ("--env-id", "LunarLander-v2", "LunarLander-v3"),  # as in older tutorials
     ("--env-id", "", "--env-id"),
     ("--env-id", "MultiDiscrete-v0", "MultiDiscrete"),
     ("--total-steps", "-1", "must be from 0 to"),
@@ -281,6 +281,7 @@ ONLY_PPO = [
     ("--clip-eps", "-0.2", "must be from 0 to"),
     ("--load", "no-such-file.pt", "--load no-such-file.pt: missing, or not a checkpoint of this script"),
     ("--load", "tests", "--load tests: missing, or not a checkpoint of this script"),
+    ("--load", "README.md", "not a checkpoint of this script"),
     ("--save", "README.md", "must be a new file"),
     ("--save", "tests", "must be a new file"),
     ("--save", "no/such/folder.pt", "must be a new file in a folder"),
@@ -359,8 +360,8 @@ def test_an_error_of_the_environments_own_keeps_its_traceback(name, error, monke
     for place in ("init", "reset", "step"):
         env_id = f"Odd{place}{error.__name__}{'Box' * (name == 'ppo_continuous')}-v0"
         if env_id not in gym.registry:
-            kwargs = {"box": name == "ppo_continuous", "place": place, "error": error}
-            gym.register(env_id, Odd, max_episode_steps=20, kwargs=kwargs)
+            how = {"box": name == "ppo_continuous", "place": place, "error": error}
+            gym.register(env_id, Odd, kwargs=how, max_episode_steps=20)
         with pytest.raises(error, match="the user's own"):
             run_main(load(name), monkeypatch, capsys, "--env-id", env_id)
 

@@ -143,7 +143,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # For t = 0, row -1 still holds the last step of the previous rollout.
+            # For t = 0, row -1 still holds the last step of the previous rollout; at first, False.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -170,7 +170,7 @@ def weigh(agent, config, obs, action, reward, terminated):
         v_error = td_error(reward, v[:-1], v[1:], terminated, config.gamma)
         if config.critic == "td":
             return v_error, v_error.square()
-    # Q needs one more action, after the last row: it is drawn, but never played.
+    # Q needs one more action, after the last row: drawn, but not played, like a reset step's.
     last_action = agent.pi(obs[-1:]).sample()
     q = agent.q(obs, torch.cat([action, last_action]))  # (T+1, N)
     q_error = td_error(reward, q[:-1], q[1:], terminated, config.gamma)

@@ -20,8 +20,8 @@ any gain from raising a good action's ratio ρ_t above 1+ε, or lowering a bad o
 δ_t: V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was up.
 Â_t: generalized advantage estimation (GAE). The larger λ (0 to 1), the more it relies on rewards
      instead of the critic. Â_{t+1} counts as 0 if step t is the last of an episode or a rollout.
-L:   E is the mean over a random minibatch, after normalising its Â_t. R_t = Â_t + V(s_t), computed
-     before the update, is the critic's target. The entropy H tells how unsure π is; c weighs it.
+L:   E is the mean over a random minibatch, after normalising its Â_t. The critic's target R_t is
+     Â_t + V(s_t) before that and the update. The entropy H tells how unsure π is; c weighs it.
 
 `python ppo_discrete.py` solves CartPole (average score 475) after about 13,000 of 30,000 steps.
 
@@ -171,7 +171,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # For t = 0, row -1 still holds the last step of the previous rollout.
+            # For t = 0, row -1 still holds the last step of the previous rollout; at first, False.
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -192,7 +192,7 @@ def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
     assert reward.shape == terminated.shape == truncated.shape == value[1:].shape
     # Nothing follows a terminal state. After a truncation, V still stands for the rest.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
-    continues = ~(terminated | truncated)  # after an end, row t + 1 only resets
+    continues = ~(terminated | truncated)  # after an end, step t + 1 only resets
     advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
         advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * continues[t]
@@ -249,8 +249,7 @@ def train(config):
             obs, action, reward, terminated, truncated, valid = map(torch.as_tensor, (
                 buffer.obs, buffer.action, buffer.reward,
                 buffer.terminated, buffer.truncated, buffer.valid))
-            # Estimate advantages and targets, once per rollout: the targets have to stand still
-            # while the networks learn.
+            # Estimate, once per rollout: the targets have to stand still while the networks learn.
             with torch.no_grad():
                 value = agent.value(obs)  # (T+1, N)
                 advantage = compute_gae(reward, value, terminated, truncated,
@@ -274,7 +273,7 @@ def train(config):
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],
                         config.clip_eps, config.entropy_coef * (2 * remaining - 1))
-                    agent.zero_grad()
+                    agent.zero_grad()  # that of optim.Adam would import torch's compiler
                     loss.backward()
                     nn.utils.clip_grad_norm_(
                         agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
@@ -282,7 +281,7 @@ def train(config):
 
             agent.scale.update(b_obs)  # only now, so that π and π_old see the same scale
 
-            # Report about twenty times a run, and at its end; kl is that of the last minibatch.
+            # Report about twenty times a run, and at its end: kl and entropy of the last minibatch.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 average = np.mean([score for _, score in history[-20:]] or np.nan)  # nan: none yet

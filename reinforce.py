@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
 # ///
-"""REINFORCE, the first policy gradient method, in one file.
+"""REINFORCE, the simplest policy gradient method, in one file.
 
 The policy π(a|s), a small network, gives the probability of each action a in state s (obs in the
 code). It plays N episodes to their ends. The return G_t is the sum of the rewards r from step t on,

@@ -143,7 +143,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # For t = 0, row -1 still holds the last step of the previous rollout; at first, False.
+            # For t = 0, row -1 still holds the last step of the previous rollout (at first False).
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],

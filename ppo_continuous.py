@@ -187,7 +187,7 @@ class RolloutBuffer:
         finished = []
         self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
         for t in range(T):
-            # For t = 0, row -1 still holds the last step of the previous rollout; at first, False.
+            # For t = 0, row -1 still holds the last step of the previous rollout (at first False).
             self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
             self.action[t] = agent.act(self.obs[t])
             (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
@@ -265,7 +265,7 @@ def train(config):
             obs, action, reward, terminated, truncated, valid = map(torch.as_tensor, (
                 buffer.obs, buffer.action, buffer.reward,
                 buffer.terminated, buffer.truncated, buffer.valid))
-            # Estimate, once per rollout: the targets have to stand still while the networks learn.
+            # Estimate advantages and targets once: targets must stand still while networks learn.
             with torch.no_grad():
                 value = agent.value(obs)  # (T+1, N)
                 advantage = compute_gae(reward, value, terminated, truncated,
@@ -289,7 +289,7 @@ def train(config):
                         agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
                         b_old_log_prob[mb], mb_advantage, b_return[mb],
                         config.clip_eps, config.entropy_coef * (3 * remaining - 2))
-                    agent.zero_grad()  # that of optim.Adam would import torch's compiler
+                    agent.zero_grad()  # optimizer.zero_grad() imports torch's compiler
                     loss.backward()
                     nn.utils.clip_grad_norm_(
                         agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
@@ -297,7 +297,7 @@ def train(config):
 
             agent.scale.update(b_obs)  # only now, so that π and π_old see the same scale
 
-            # Report about twenty times a run, and at its end: kl and entropy of the last minibatch.
+            # Report about 20 times a run, and at its end; kl and entropy are the last minibatch's.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
                 average = np.mean([score for _, score in history[-20:]] or np.nan)  # nan: none yet

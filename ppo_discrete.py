@@ -3,142 +3,149 @@
 # ///
 """PPO (Proximal Policy Optimization) for discrete actions, in one file.
 
-The policy π(a|s), or actor, gives the probability of action a in state s.
-The policy plays N copies of an environment for T steps: a rollout. The critic V(s) learns to
-predict the return, the sum of the rewards r that follow state s, where a reward k steps later is
-multiplied by γ^k. The advantage Â_t estimates how much better action a_t was than the policy's
-average. PPO makes actions with an advantage above the mean more likely and others less likely, in
-several passes (epochs) over the same steps. π_old is the policy that played them. The clip removes
-any gain from raising a good action's ratio ρ_t above 1+ε, or lowering a bad one's below 1-ε.
+The policy π(a|s) gives the probability of action a in state s, which the code calls obs. The return
+is the sum of the rewards r that follow a state. A reward k steps later is multiplied by γ^k. The
+critic V(s) learns to predict the return. The advantage Â_t estimates how much better action a_t was
+than the policy's average action.
 
-    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                       TD error            [1] Eq. 12
-    Â_t = δ_t + γλ Â_{t+1}                                  GAE                 [1] Eq. 11, [2]
-    ρ_t = π(a_t|s_t) / π_old(a_t|s_t)                       probability ratio   [1] Sec. 3
-    L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]         clipped surrogate   [1] Eq. 7
-          + ½ E[(V(s_t) - R_t)²] - c E[H(π(·|s_t))]         critic, entropy     [1] Eq. 9
+PPO repeats two things. First the policy plays N copies of an environment for T steps. These steps
+are called a rollout. Then the policy and the critic learn from the rollout, in several passes over
+its steps. These passes are called epochs. An action with a high advantage becomes more likely, and
+one with a low advantage becomes less likely.
 
-δ_t: V(s_{t+1}) counts as 0 if the episode terminated, but not if only its time was up.
-Â_t: generalized advantage estimation (GAE). The larger λ (0 to 1), the more it relies on rewards
-     instead of the critic. Â_{t+1} counts as 0 if step t is the last of an episode or a rollout.
-L:   E is the mean over a random minibatch, after normalising its Â_t. The critic's target R_t is
-     Â_t + V(s_t) before that and the update. The entropy H tells how unsure π is; c weighs it.
+    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                 TD error            [1] Eq. 12
+    Â_t = δ_t + γλ Â_{t+1}                            advantage (GAE)     [1] Eq. 11, [2] Eq. 16
+    R_t = Â_t + V(s_t)                                target of V
+    ρ_t = π(a_t|s_t) / π_old(a_t|s_t)                 probability ratio   [1] Sec. 3
+    L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]   clipped surrogate   [1] Eq. 7
+          + ½ E[(V(s_t) - R_t)²]                      loss of the critic  [1] Eq. 9
+          - c E[H(π(·|s_t))]                          entropy bonus       [1] Eq. 9
+
+TD error (temporal difference): how much better step t went than the critic had predicted. V(s_{t+1})
+    counts as 0 if the episode terminated, but not if only its time was up.
+GAE (generalized advantage estimation): λ lies between 0 and 1. A larger λ relies more on the
+    rewards and less on the critic. Â_{t+1} counts as 0 if step t ends an episode or the rollout.
+ρ_t: π_old is the policy that played the rollout. The ratio is 1 until π begins to learn from it.
+L: the loss to minimise. E is the mean over a minibatch, which is a random part of the rollout. Its
+    Â_t are first normalised to mean 0 and standard deviation 1. The clip removes any gain from
+    raising a good action's ratio above 1+ε, or from lowering a bad action's ratio below 1-ε. The
+    entropy H measures how undecided the policy is, and c is its weight.
 
 `python ppo_discrete.py` solves CartPole (average score 475) after about 13,000 of 30,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
-[2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438, Eq. 16
+[2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438
 """
 
 import inspect
 import os
 import re
-from argparse import SUPPRESS, ArgumentParser
+import warnings
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, fields
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.wrappers.vector import FlattenObservation, NormalizeReward, RecordEpisodeStatistics
 from torch import nn, optim
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution
 
 torch.set_num_threads(1)  # networks this small are computed faster in a single thread
+Distribution.set_default_validate_args(False)  # unchecked, distributions are faster
 
 
 @dataclass
 class Config:
-    """The settings of a run. Each is a flag, explained by its comment: num_envs is --num-envs."""
+    """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
     env_id: str = "CartPole-v1"  # gymnasium environment with Discrete actions
     total_steps: int = 30_000  # environment steps to train for
     num_envs: int = 5  # N, environments played side by side
     num_steps: int = 25  # T, steps of each environment per rollout
     epochs: int = 4  # passes over each rollout
     num_minibatches: int = 2  # minibatches per epoch, each for one optimizer step
-    learning_rate: float = 1e-2  # initial learning rate of Adam; it falls linearly to 0
+    learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
     max_grad_norm: float = 1.0  # clip the gradient to this norm
-    gamma: float = 0.995  # discount of later rewards
+    gamma: float = 0.995  # discount of later rewards; below 1 if no episode terminates
     gae_lambda: float = 0.97  # GAE's lambda: 0 relies on the critic, 1 on the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial c, weight of the entropy bonus; it falls to its negative
-    obs_std: float = 2.0  # standard deviation that observations are scaled to
-    hidden_layers: int = 1  # hidden layers of each network
+    entropy_coef: float = 0.0  # initial c, weight of the entropy bonus; it falls to -c
     hidden_size: int = 32  # units of each hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
     load: str = ""  # checkpoint to resume; the command line also restores its settings
-    eval_episodes: int = 100  # episodes of the evaluation after training; 0: none
+    eval_episodes: int = 100  # episodes of the evaluation, each in its own copy; 0: none
     render: bool = False  # after training, play an episode in a window
 
 
-# Settings to begin with elsewhere: Config(env_id="LunarLander-v3", **OTHER_TASKS). The command line
-# uses these settings for any --env-id but the default one.
+# Settings to begin with on other tasks: Config(**OTHER_TASKS | dict(env_id="LunarLander-v3")).
+# The command line uses these settings for any --env-id but the default one.
 OTHER_TASKS = dict(
-    total_steps=500_000, num_envs=8, num_steps=256, epochs=10, num_minibatches=16,
-    learning_rate=1e-3, gae_lambda=0.95, entropy_coef=0.01, hidden_layers=2, hidden_size=64,
+    total_steps=500_000,
+    num_envs=8,
+    num_steps=256,
+    epochs=10,
+    num_minibatches=16,
+    learning_rate=1e-3,
+    gae_lambda=0.95,
+    entropy_coef=0.01,
+    hidden_size=64,
+    eval_episodes=20,
 )
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations: networks learn best from numbers of about 1 or 2."""
-    def __init__(self, obs_dim, target_std):
+    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
+
+    A feature is measured from its centre, which is where the first episodes began. The unit is half
+    of its root mean square distance from there.
+    """
+    def __init__(self, first_obs):
         super().__init__()
-        self.target_std = target_std
-        # Buffers are not learned, but belong to state_dict(), as the weights do.
-        self.count = nn.Buffer(torch.zeros(1))
-        self.mean = nn.Buffer(torch.zeros(obs_dim))
-        self.std = nn.Buffer(torch.full((obs_dim,), target_std))  # so that at first nothing changes
-        self.shift = nn.Buffer(torch.zeros(obs_dim))
+        # Buffers are not learned, but state_dict() keeps them with the weights.
+        self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
+        # These two small numbers let the root mean square begin at 1, and keep it above 0.
+        self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
+        self.count = nn.Buffer(torch.tensor(1e-8))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled to target_std, limited to ±10."""
-        return ((obs - self.shift) * (self.target_std / self.std)).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, limited to ±10."""
+        root_mean_square = (self.sum_of_squares / self.count).sqrt()
+        return (2 * (obs - self.centre) / root_mean_square).clamp(-10, 10)
 
-    def update(self, obs):
-        """Merges B more observations (B, obs_dim) into the mean and deviation of all so far."""
-        batch_var, batch_mean = torch.var_mean(obs, 0, correction=0)
+    def include(self, obs):
+        """Counts B more observations (B, obs_dim) in the root mean square."""
+        self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        weight = len(obs) / self.count.item()
-        change = batch_mean - self.mean
-        self.mean += weight * change
-        # Both variances, weighted, plus (1 - weight) * weight * change**2, as the means differ.
-        var = (1 - weight) * (self.std**2 + weight * change**2) + weight * batch_var
-        self.std = var.clamp(min=1e-8).sqrt()
-        if weight == 1:  # the first update
-            # Limited to ±10, features far from 0 would be constant. So a mean beyond 2 deviations
-            # is moved to 2, one beyond 10 to 0. A shift that kept changing would slow learning.
-            beyond = batch_mean - batch_mean.clamp(-2 * self.std, 2 * self.std)
-            self.shift = torch.where(batch_mean.abs() > 10 * self.std, batch_mean, beyond)
 
 
-def mlp(sizes, output_gain):
-    """A network (..., sizes[0]) -> (..., sizes[-1]): linear layers, with tanh in between."""
-    layers = []
-    for size_in, size_out in pairwise(sizes):  # of [4, 64, 2]: 4 and 64, 64 and 2
-        layer = nn.Linear(size_in, size_out)
-        nn.init.orthogonal_(layer.weight, 2**0.5)
-        nn.init.zeros_(layer.bias)
-        layers += [layer, nn.Tanh()]
-    nn.init.orthogonal_(layer.weight, output_gain)  # the output layer's, drawn again
-    return nn.Sequential(*layers[:-1])
+def mlp(size_in, hidden_size, size_out):
+    """A network (..., size_in) -> (..., size_out) with two hidden layers."""
+    return nn.Sequential(
+        nn.Linear(size_in, hidden_size),
+        nn.Tanh(),
+        nn.Linear(hidden_size, hidden_size),
+        nn.Tanh(),
+        nn.Linear(hidden_size, size_out),
+    )
 
 
 class ActorCritic(nn.Module):
-    """The policy π(a|s) and the critic V(s): two networks, sized from the environment's spaces."""
-    def __init__(self, envs, config):
+    """The policy π(a|s) and the critic V(s): two networks, so that neither disturbs the other."""
+    def __init__(self, envs, config, first_obs):
         super().__init__()
-        obs_dim = envs.single_observation_space.shape[0]
+        obs_dim = first_obs.shape[1]
         n_actions = envs.single_action_space.n
-        hidden = [config.hidden_size] * config.hidden_layers
-        self.scale = ObsScale(obs_dim, config.obs_std)
-        # Outputs near 0 make all actions about equally likely at first.
-        self.policy = mlp([obs_dim, *hidden, n_actions], output_gain=0.01)
-        self.critic = mlp([obs_dim, *hidden, 1], output_gain=1.0)
+        self.scale = ObsScale(first_obs)
+        self.policy = mlp(obs_dim, config.hidden_size, n_actions)
+        self.critic = mlp(obs_dim, config.hidden_size, 1)
+        with torch.no_grad():
+            self.policy[-1].weight *= 0.01  # at first all actions are about equally likely
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
         logits = self.policy(self.scale(obs))  # (..., n_actions): log π(·|s) up to a constant
-        return Categorical(logits=logits, validate_args=False)  # unchecked, it is faster
+        return Categorical(logits=logits)
 
     def value(self, obs):
         """Observations (..., obs_dim) -> values V(s), of shape (...)."""
@@ -146,56 +153,62 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
-        """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
+        """Observations (N, obs_dim) -> actions (N,), an array: sampled, or the most likely ones."""
         pi = self.pi(torch.as_tensor(obs).float())
-        return (pi.mode if greedy else pi.sample()).numpy()
+        action = pi.mode if greedy else pi.sample()
+        return action.numpy()
 
 
 class RolloutBuffer:
-    """T steps of N environments. Time comes first: row t holds step t of all environments.
+    """T steps of N environments. Time comes first: row t is where step t begins.
 
-    gymnasium uses the step after an episode's end only to reset that environment: its action is
-    ignored and its reward is 0. In these places valid is False, and nothing is learned from them.
+    gymnasium uses the step after an episode's end only to reset that environment. It ignores the
+    action, and the reward is 0. done[t] marks such a step t, and nothing is learned from it.
     """
-    def __init__(self, envs, T, seed):
+    def __init__(self, envs, T):
         N, obs_dim = envs.observation_space.shape
-        self.obs = np.zeros((T + 1, N, obs_dim), np.float32)  # row t + 1 is what step t led to
-        self.action = np.zeros((T, N), int)
-        self.reward = np.zeros((T, N), np.float32)
-        self.terminated, self.truncated, self.valid = np.zeros((3, T, N), bool)
-        self.obs[T], _ = envs.reset(seed=seed)  # only this reset is seeded
+        self.obs = torch.zeros(T + 1, N, obs_dim)  # row t + 1 is what step t led to
+        self.done = torch.zeros(T + 1, N).bool()
+        self.action = torch.zeros(T, N).long()
+        self.reward = torch.zeros(T, N)
+        self.terminated = torch.zeros(T, N).bool()
+        obs, _ = envs.reset()
+        self.obs[T] = torch.as_tensor(obs)
 
     def collect(self, envs, agent, env_step):
         """Plays T steps. Returns (env_step, score) of each episode that ended."""
         T, N = self.reward.shape
         finished = []
-        self.obs[0] = self.obs[T]  # a rollout begins where the last one ended
+        # A rollout begins where the last one ended.
+        self.obs[0] = self.obs[T]
+        self.done[0] = self.done[T]
         for t in range(T):
-            # For t = 0, row -1 still holds the last step of the previous rollout (at first False).
-            self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])
-            self.action[t] = agent.act(self.obs[t])
-            (self.obs[t + 1], self.reward[t], self.terminated[t], self.truncated[t],
-             info) = envs.step(self.action[t])
+            action = agent.act(self.obs[t])
+            obs, reward, terminated, truncated, info = envs.step(action)
+            self.action[t] = torch.as_tensor(action)
+            self.reward[t] = torch.as_tensor(reward)
+            self.terminated[t] = torch.as_tensor(terminated)
+            self.obs[t + 1] = torch.as_tensor(obs)
+            self.done[t + 1] = torch.as_tensor(terminated | truncated)
             env_step += N
             if "episode" in info:  # "_episode" marks the environments whose episode ended
-                scores = info["episode"]["r"][info["_episode"]]
-                finished += [(env_step, float(score)) for score in scores]
+                for score in info["episode"]["r"][info["_episode"]]:
+                    finished.append((env_step, float(score)))
         return finished
 
 
-def compute_gae(reward, value, terminated, truncated, gamma, gae_lambda):
+def compute_gae(reward, value, terminated, done, gamma, gae_lambda):
     """Generalized advantage estimates Â (T, N), computed backwards in time ([1] Eq. 11).
 
-    reward, terminated and truncated are (T, N). value is (T+1, N): value[t+1] belongs to the
-    observation that step t led to, which at the end of an episode is its last one.
+    reward and terminated are (T, N): row t is what step t brought. value and done are (T+1, N):
+    row t + 1 belongs to the observation that step t led to.
     """
-    assert reward.shape == terminated.shape == truncated.shape == value[1:].shape
+    assert reward.shape == terminated.shape == value[1:].shape == done[1:].shape
     # Nothing follows a terminal state. After a truncation, V still stands for the rest.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
-    continues = ~(terminated | truncated)  # after an end, step t + 1 only resets
     advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
-        advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * continues[t]
+        advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * ~done[t + 1]
     return advantage[:-1]
 
 
@@ -213,6 +226,42 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     return loss, kl, entropy
 
 
+@torch.no_grad()
+def make_batch(buffer, agent, config):
+    """The B steps to learn from: obs (B, obs_dim), action (B, ...), and three arrays (B,).
+
+    These three are log π_old(a_t|s_t), Â_t and R_t. They stand still while π and V learn.
+    """
+    obs = buffer.obs[:-1]  # (T, N, obs_dim)
+    old_log_prob = agent.pi(obs).log_prob(buffer.action)  # π is still π_old
+    value = agent.value(buffer.obs)  # (T+1, N)
+    advantage = compute_gae(
+        buffer.reward, value, buffer.terminated, buffer.done, config.gamma, config.gae_lambda)
+    return_ = advantage + value[:-1]
+    valid = ~buffer.done[:-1]  # (T, N): x[valid] leaves out the steps that only reset
+    return [x[valid] for x in (obs, buffer.action, old_log_prob, advantage, return_)]
+
+
+def update(agent, optimizer, batch, entropy_coef, config):
+    """Learns from a batch. Returns the KL and the entropy of the last minibatch."""
+    B = len(batch[0])
+    for _ in range(config.epochs):
+        for mb in torch.randperm(B).tensor_split(config.num_minibatches):  # indices of a minibatch
+            obs, action, old_log_prob, advantage, return_ = [x[mb] for x in batch]
+            # Normalising keeps the policy's loss independent of the rewards' scale.
+            std, mean = torch.std_mean(advantage, correction=0)  # 0, not nan, for a single step
+            advantage = (advantage - mean) / (std + 1e-8)
+            loss, kl, entropy = ppo_loss(
+                agent.pi(obs), agent.value(obs), action, old_log_prob, advantage, return_,
+                config.clip_eps, entropy_coef)
+            agent.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(
+                agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
+            optimizer.step()
+    return kl, entropy
+
+
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
@@ -221,75 +270,38 @@ def train(config):
     """
     check(config)
     envs = make_envs(config.env_id, config.num_envs)
-    envs = NormalizeReward(envs, config.gamma)  # divides by the deviation of discounted sums
+    # Rewards are divided by the return's running deviation, so that V's targets are not too large.
+    # At first all returns may be equal. The very first rewards are then divided by nearly 0.
+    envs = NormalizeReward(envs, config.gamma)
     torch.manual_seed(config.seed)
-    agent = ActorCritic(envs, config)
-    optimizer = Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
-    env_step = 0
-    history = []
-    if config.load:
-        checkpoint = torch.load(config.load, weights_only=True)  # runs no code hidden in the file
-        agent.load_state_dict(checkpoint["agent"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        vars(envs.return_rms).update(checkpoint["returns"])  # NormalizeReward's statistics
-        env_step = checkpoint["env_step"]
-        history = checkpoint["history"]
-    # Environment i may get seed + i, so runs' seeds are 1000 apart. A resumed run gets a new one.
-    buffer = RolloutBuffer(envs, config.num_steps, seed=1000 * config.seed + env_step)
+    # Environment i gets seed + i, so the seeds of two runs are 1000 apart. Later resets get none.
+    first_obs, _ = envs.reset(seed=1000 * config.seed)
+    agent = ActorCritic(envs, config, first_obs)
+    optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
+    env_step, history = load(config, agent, optimizer, envs) if config.load else (0, [])
+    buffer = RolloutBuffer(envs, config.num_steps)
     next_report = env_step
     try:
         while env_step < config.total_steps:
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+            # c falls from entropy_coef to -entropy_coef: first explore, then decide.
+            entropy_coef = config.entropy_coef * (2 * remaining - 1)
 
-            # Collect: play T steps of each environment with the current policy.
             history += buffer.collect(envs, agent, env_step)
             env_step += config.num_envs * config.num_steps
+            batch = make_batch(buffer, agent, config)
+            kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
+            agent.scale.include(batch[0])  # last, as π and π_old must see the same scale
 
-            obs, action, reward, terminated, truncated, valid = map(torch.as_tensor, (
-                buffer.obs, buffer.action, buffer.reward,
-                buffer.terminated, buffer.truncated, buffer.valid))
-            # Estimate advantages and targets once: targets must stand still while networks learn.
-            with torch.no_grad():
-                value = agent.value(obs)  # (T+1, N)
-                advantage = compute_gae(reward, value, terminated, truncated,
-                                        config.gamma, config.gae_lambda)  # (T, N)
-                # Indexing with valid (T, N) keeps the B valid steps.
-                b_obs = obs[:-1][valid]  # (B, obs_dim)
-                b_action = action[valid]  # (B, ...): one action a row
-                b_advantage = advantage[valid]  # (B,), like the next two
-                b_return = b_advantage + value[:-1][valid]  # what the critic learns to predict
-                b_old_log_prob = agent.pi(b_obs).log_prob(b_action)  # π is still π_old
-
-            # Update: several passes over the rollout, in shuffled minibatches.
-            for _ in range(config.epochs):
-                order = torch.randperm(len(b_obs))
-                for mb in order.tensor_split(config.num_minibatches):  # indices of one minibatch
-                    # Normalised, so that the policy's loss does not depend on the rewards' scale.
-                    std, mean = torch.std_mean(b_advantage[mb], correction=0)
-                    mb_advantage = (b_advantage[mb] - mean) / (std + 1e-8)
-                    # c falls from entropy_coef to -entropy_coef: the run ends with little noise.
-                    loss, kl, entropy = ppo_loss(
-                        agent.pi(b_obs[mb]), agent.value(b_obs[mb]), b_action[mb],
-                        b_old_log_prob[mb], mb_advantage, b_return[mb],
-                        config.clip_eps, config.entropy_coef * (2 * remaining - 1))
-                    agent.zero_grad()  # optimizer.zero_grad() imports torch's compiler
-                    loss.backward()
-                    nn.utils.clip_grad_norm_(
-                        agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
-                    optimizer.step()
-
-            agent.scale.update(b_obs)  # only now, so that π and π_old see the same scale
-
-            # Report about 20 times a run, and at its end; kl and entropy are the last minibatch's.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
-                average = np.mean([score for _, score in history[-20:]] or np.nan)  # nan: none yet
-                print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
-                      f"episodes: {average:.2f}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
+                report(config, env_step, history, kl, entropy)
                 save(config, agent, optimizer, envs, env_step, history)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
         print(f"stopped at step {env_step:,}")
+    finally:
+        envs.close()
     save(config, agent, optimizer, envs, env_step, history)
     return agent, history
 
@@ -300,32 +312,29 @@ def train(config):
 class Adam(optim.Adam):
     """optim.Adam, but a second quicker to start: its decorators would import torch's compiler."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
-    state_dict = optim.Adam.state_dict.__wrapped__
-    load_state_dict = optim.Adam.load_state_dict.__wrapped__
     step = torch.no_grad()(optim.Adam.step.__wrapped__)
 
 
 def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
-    lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
-                  obs_std=0.01, hidden_size=1)
-    highest = dict(gamma=1, gae_lambda=1,
-                   # With more, one might be empty, as every other step may only reset.
-                   num_minibatches=config.num_envs * (config.num_steps // 2))
-    for spec in fields(config):
-        if spec.type in (int, float):
-            value = spec.type(getattr(config, spec.name))
-            low = lowest.get(spec.name, 0)
-            high = highest.get(spec.name, 1_000_000_000)
-            if not low <= value <= high:
-                raise ValueError(
-                    f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
-            setattr(config, spec.name, value)
-    folder = os.path.dirname(config.save) or "."  # the "/" below makes a file fail
-    is_new = not os.path.exists(config.save) and os.access(f"{folder}/", os.W_OK)
-    if config.save and config.save != config.load and not is_new:
-        raise ValueError(f"--save {config.save}: must be a new file in a folder that can be "
-                         "written to, or the one to --load")
+    lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, hidden_size=1)
+    # Half of the steps may only reset, and no minibatch may be empty.
+    most = int(config.num_envs) * (int(config.num_steps) // 2)
+    highest = dict(gamma=1, gae_lambda=1, num_minibatches=most)
+    for field in fields(config):
+        value = field.type(getattr(config, field.name))
+        setattr(config, field.name, value)
+        low = lowest.get(field.name, 0)
+        high = highest.get(field.name, 1_000_000_000)
+        if field.type in (int, float) and not low <= value <= high:
+            flag = field.name.replace("_", "-")
+            raise ValueError(f"--{flag} {value}: must be from {low} to {high}")
+    if config.save and config.save != config.load:
+        try:
+            open(config.save, "x").close()  # "x" creates a new file, or fails
+        except OSError as error:
+            raise ValueError(f"--save must be a new file, or the one to --load: {error}")
+        os.remove(config.save)
 
 
 def make_envs(env_id, num_envs, **options):
@@ -333,25 +342,50 @@ def make_envs(env_id, num_envs, **options):
     envs = gym.make_vec(env_id, num_envs, **options)
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        envs.close()
         raise gym.error.Error(f"actions must be Discrete from 0 (Box: ppo_continuous.py): {space}")
     envs = FlattenObservation(envs)  # images, dictionaries and tuples, too
     return RecordEpisodeStatistics(envs)
+
+
+def report(config, env_step, history, kl, entropy):
+    """Prints a line, about twenty times a run."""
+    scores = [score for _, score in history[-20:]]
+    average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
+    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score of "
+          f"the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
 
 
 def save(config, agent, optimizer, envs, env_step, history):
     """Writes a checkpoint under another name, then renames it: a crash spares the last one."""
     if not config.save:
         return
-    torch.save({
-        "config": {key: x for key, x in vars(config).items()
-                   if key not in ("save", "load", "eval_episodes", "render")},  # each run's own
+    checkpoint = {
+        "config": vars(config) | dict(save="", load="", render=False),  # these are each run's own
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "returns": {key: float(x) for key, x in vars(envs.return_rms).items()},
+        # NormalizeReward's mean, var and count of the returns, as numbers of Python's
+        "returns": {name: float(x) for name, x in vars(envs.return_rms).items()},
         "env_step": env_step,
         "history": history,
-    }, f"{config.save}.tmp")
+    }
+    torch.save(checkpoint, f"{config.save}.tmp")
     os.replace(f"{config.save}.tmp", config.save)
+
+
+def load(config, agent, optimizer, envs):
+    """Restores the checkpoint config.load. Returns its env_step and history."""
+    checkpoint = torch.load(config.load, weights_only=True, map_location="cpu")
+    agent.load_state_dict(checkpoint["agent"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    vars(envs.return_rms).update(checkpoint["returns"])
+    env_step = checkpoint["env_step"]
+    seed = 1000 * config.seed + env_step  # other episodes and actions than the run began with
+    envs.reset(seed=seed)
+    torch.manual_seed(seed)
+    left = max(config.total_steps - env_step, 0)
+    print(f"resumed at step {env_step:,} with new episodes: --total-steps leaves {left:,} to train")
+    return env_step, checkpoint["history"]
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
@@ -370,41 +404,53 @@ def evaluate(agent, envs, greedy=True, seed=0):
 
 def main():
     """Trains with the settings of the command line, evaluates the agent, and shows it if asked."""
-    in_a_notebook = "__file__" not in globals()  # there, sys.argv belongs to the kernel
-    source = "" if in_a_notebook else inspect.getsource(Config)
-    comments = dict(re.findall(r"(\w+): .*# (.*)", source))  # the help of each flag
-    parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False, argument_default=SUPPRESS,
-                            epilog=f"With another --env-id, the defaults are {OTHER_TASKS}.")
-    for spec in fields(Config):
-        text = f"{comments.get(spec.name)} (default: {spec.default!r})".replace("%", "%%")
-        kind = {"action": "store_true"} if spec.type is bool else {"type": spec.type}
-        parser.add_argument(f"--{spec.name.replace('_', '-')}", help=text, **kind)
-    given = vars(parser.parse_args([] if in_a_notebook else None))
-    try:
-        if "load" in given:
-            given = torch.load(given["load"], weights_only=True)["config"] | given
-        elif given.get("env_id", Config.env_id) != Config.env_id:
-            given = OTHER_TASKS | given
-        config = Config(**given)
-    except Exception:  # torch.load raises many kinds of error
-        parser.error(f"--load {given['load']}: missing, or not a checkpoint of this script")
+    in_a_notebook = "__file__" not in globals()
+    config = Config() if in_a_notebook else read_flags()
+    agent, _ = train(config)
+    if config.eval_episodes:
+        print(f"evaluating in {config.eval_episodes} environments", flush=True)
+        envs = make_envs(config.env_id, config.eval_episodes)
+        scores = evaluate(agent, envs, seed=config.seed)
+        envs.close()
+        print(f"greedy evaluation: {scores.mean():.6g} over {len(scores)} episodes")
+    if config.render:
+        # "sync", as gymnasium's vectorised CartPole opens no window.
+        envs = make_envs(config.env_id, 1, vectorization_mode="sync", render_mode="human")
+        evaluate(agent, envs)
+        envs.close()
+
+
+def read_flags():
+    """Returns the settings of the command line. A mistake costs one line and exit status 2."""
+    others = ", ".join(f"{name} {value}" for name, value in OTHER_TASKS.items())
+    parser = ArgumentParser(description=__doc__.splitlines()[0], usage=SUPPRESS, allow_abbrev=False,
+                            epilog=f"The defaults for any other --env-id: {others}.")
+    comments = dict(re.findall(r"(\w+): .*# (.*)", inspect.getsource(Config)))  # by setting
+    for field in fields(Config):
+        kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
+        text = f"{comments.get(field.name)} (default: {field.default!r})".replace("%", "%%")
+        flag = field.name.replace("_", "-")
+        parser.add_argument(f"--{flag}", default=field.default, help=text, **kind)
+    given = parser.parse_args()
+    if given.load:
+        try:
+            checkpoint = torch.load(given.load, weights_only=True, map_location="cpu")
+            parser.set_defaults(**vars(Config(**checkpoint["config"])))
+        except Exception:  # torch.load raises many kinds of error
+            parser.error(f"--load {given.load}: missing, or not a checkpoint of this script")
+    elif given.env_id != Config.env_id:
+        parser.set_defaults(**OTHER_TASKS)
+    config = Config(**vars(parser.parse_args()))  # now with these defaults
     try:
         check(config)
     except ValueError as error:
         parser.error(error)
-    gym.logger.min_level = 40  # only errors: a mistake costs one line, without warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # gymnasium's would be two more lines
     try:
-        make_envs(config.env_id, 1)  # a trial, as in train a mistake would cost a traceback
+        make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
-
-    agent, _ = train(config)
-    if config.eval_episodes:
-        scores = evaluate(agent, make_envs(config.env_id, config.eval_episodes), seed=config.seed)
-        print(f"greedy evaluation: {scores.mean():.2f} over {len(scores)} episodes")
-    if config.render:  # "sync", as gymnasium's vectorised CartPole opens no window
-        evaluate(agent, make_envs(
-            config.env_id, 1, vectorization_mode="sync", render_mode="human"))
+    return config
 
 
 if __name__ == "__main__":

@@ -3,22 +3,26 @@
 # ///
 """REINFORCE, the simplest policy gradient method, in one file.
 
-The policy π(a|s), a small network, gives the probability of each action a in state s (obs in the
-code). It plays N episodes to their ends. The return G_t is the sum of the rewards r from step t on,
-where a reward k steps later is multiplied by γ^k (γ ≤ 1). Actions whose return exceeds the mean of
-the N returns at the same step become more likely, the others less likely.
+The policy π(a|s) is a small network. It gives the probability of each action a in state s, which
+the code calls obs. The policy plays N episodes to their ends. The return G_t is the sum of the
+rewards r from step t on, where a reward k steps later is multiplied by γ^k, with γ ≤ 1. Each return
+is compared with the mean of the N returns at the same step. Actions that were followed by a higher
+return than this mean become more likely, and the others become less likely.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
 
-L is the loss to minimise, and E the mean over all steps of the N episodes. The baseline b_t is the
-mean of the N returns at step t, where an episode that is over counts as 0, and d the standard
-deviation of all G_t - b_t. In theory the term of step t is also multiplied by γ^t. Nearly everyone
-leaves that out, as it makes late steps count for little. An episode that a time limit cuts off
-counts as ended: the rewards that would have followed count as 0.
+L is the loss to minimise. E is the mean over all steps of the N episodes. The baseline b_t is the
+mean of the N returns at step t. An episode that is over counts as 0 there, because it has no reward
+left to collect. All differences G_t - b_t are divided by their standard deviation d, so that the
+size of the rewards does not matter.
 
-`python reinforce.py` solves CartPole (the last 20 scores average 475; a score is an episode's sum
-of rewards) after about 22,000 of 80,000 steps.
+The theory multiplies the term of step t by γ^t, too. Nearly everyone leaves that factor out, because
+it makes late steps count for little. A time limit may cut an episode off. The rewards that would
+have followed count as 0 here.
+
+`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. A score is an episode's
+sum of rewards, and CartPole is solved when the last 20 scores average 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -26,7 +30,8 @@ of rewards) after about 22,000 of 80,000 steps.
 
 import inspect
 import re
-from argparse import SUPPRESS, ArgumentParser
+import warnings
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, fields
 
 import gymnasium as gym
@@ -34,14 +39,15 @@ import numpy as np
 import torch
 from gymnasium.wrappers.vector import FlattenObservation
 from torch import nn
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution
 
 torch.set_num_threads(1)  # networks this small are computed faster in a single thread
+Distribution.set_default_validate_args(False)  # unchecked, distributions are faster
 
 
 @dataclass
 class Config:
-    """The settings of a run. Each is a flag, explained by its comment: num_envs is --num-envs."""
+    """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
     env_id: str = "CartPole-v1"  # gymnasium environment with Discrete actions
     total_steps: int = 80_000  # environment steps to train for
     num_envs: int = 6  # N, environments; each plays one episode per update
@@ -49,69 +55,81 @@ class Config:
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
-    eval_episodes: int = 100  # episodes of the evaluation after training; 0: none
+    eval_episodes: int = 100  # episodes of the evaluation, each in its own copy; 0: none
 
 
 class ObsScale(nn.Module):
-    """Scales each feature to a root mean square of 2. Those far from 0 become nearly constant."""
-    def __init__(self, obs_dim):
+    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
+
+    A feature is measured from its centre, which is where the first episodes began. The unit is half
+    of its root mean square distance from there.
+    """
+    def __init__(self, first_obs):
         super().__init__()
-        # Buffers are not learned, but belong to state_dict(), as the weights do.
-        self.count = nn.Buffer(torch.zeros(1))
-        self.mean_square = nn.Buffer(torch.ones(obs_dim))
+        # Buffers are not learned, but state_dict() keeps them with the weights.
+        self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
+        # These two small numbers let the root mean square begin at 1, and keep it above 0.
+        self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
+        self.count = nn.Buffer(torch.tensor(1e-8))
 
     def forward(self, obs):
         """Observations (..., obs_dim) -> scaled ones, limited to ±10."""
-        return (2 * obs / (self.mean_square + 1e-8).sqrt()).clamp(-10, 10)
+        root_mean_square = (self.sum_of_squares / self.count).sqrt()
+        return (2 * (obs - self.centre) / root_mean_square).clamp(-10, 10)
 
-    def update(self, obs):
-        """Includes B more observations (B, obs_dim) in the mean."""
+    def include(self, obs):
+        """Counts B more observations (B, obs_dim) in the root mean square."""
+        self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.mean_square += (obs.square().mean(0) - self.mean_square) * len(obs) / self.count
 
 
 class Policy(nn.Module):
-    """The policy π(a|s): a network with one hidden layer, sized from the environment's spaces."""
-    def __init__(self, envs, config):
+    """The policy π(a|s): a network with one hidden layer."""
+    def __init__(self, envs, config, first_obs):
         super().__init__()
-        obs_dim = envs.single_observation_space.shape[0]
-        self.scale = ObsScale(obs_dim)
-        hidden = nn.Linear(obs_dim, config.hidden_size)
-        output = nn.Linear(config.hidden_size, envs.single_action_space.n)
-        # The small gain of the output layer makes all actions about equally likely at first.
-        for layer, gain in [(hidden, 2**0.5), (output, 0.01)]:
-            nn.init.orthogonal_(layer.weight, gain)
-            nn.init.zeros_(layer.bias)
-        self.policy = nn.Sequential(hidden, nn.Tanh(), output)
+        obs_dim = first_obs.shape[1]
+        n_actions = envs.single_action_space.n
+        self.scale = ObsScale(first_obs)
+        self.policy = nn.Sequential(
+            nn.Linear(obs_dim, config.hidden_size),
+            nn.Tanh(),
+            nn.Linear(config.hidden_size, n_actions),
+        )
+        with torch.no_grad():
+            self.policy[-1].weight *= 0.01  # at first all actions are about equally likely
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
-        return Categorical(logits=self.policy(self.scale(obs)))
+        logits = self.policy(self.scale(obs))  # (..., n_actions): log π(·|s) up to a constant
+        return Categorical(logits=logits)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
-        """Observations (N, obs_dim), an array -> actions (N,), sampled or the most likely ones."""
+        """Observations (N, obs_dim) -> actions (N,), an array: sampled, or the most likely ones."""
         pi = self.pi(torch.as_tensor(obs).float())
-        return (pi.mode if greedy else pi.sample()).numpy()
+        action = pi.mode if greedy else pi.sample()
+        return action.numpy()
 
 
 def play(agent, envs, greedy=False):
     """Plays one episode, of at most 10,000 steps, in each of the N environments.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
-    longest episode. An environment whose episode is over plays on: reward is 0, valid is False.
+    longest episode. An environment whose episode is over plays on. Its reward is then 0, and valid
+    is False.
     """
-    rows = []  # of obs, action, reward and valid, a row for each step
-    playing = np.ones(envs.num_envs, bool)
+    all_obs, all_actions, all_rewards, all_valid = [], [], [], []
+    playing = torch.ones(envs.num_envs).bool()
     obs, _ = envs.reset()
-    while playing.any() and len(rows) < 10_000:
-        obs = obs.astype(np.float32)  # a copy: some environments overwrite theirs
+    while playing.any() and len(all_obs) < 10_000:
         action = agent.act(obs, greedy)
-        next_obs, reward, terminated, truncated, _ = envs.step(action)
-        rows.append((obs, action, np.float32(reward * playing), playing))
-        playing = playing & ~(terminated | truncated)  # a new array, as rows keep the old one
-        obs = next_obs
-    return [torch.as_tensor(np.stack(column)) for column in zip(*rows)]
+        all_obs.append(torch.tensor(obs).float())
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        all_actions.append(torch.tensor(action))
+        all_rewards.append(torch.tensor(reward).float() * playing)
+        all_valid.append(playing)
+        playing = playing & ~torch.tensor(terminated | truncated)
+    return [torch.stack(rows) for rows in (all_obs, all_actions, all_rewards, all_valid)]
 
 
 def compute_returns(reward, gamma):
@@ -120,6 +138,36 @@ def compute_returns(reward, gamma):
     for t in reversed(range(len(reward) - 1)):
         return_[t] = reward[t] + gamma * return_[t + 1]
     return return_
+
+
+def reinforce_loss(pi, action, return_, valid):
+    """The loss L to minimise. valid (T, N) marks the B steps of the episodes.
+
+    return_ is (T, N). pi holds B distributions, and action is (B,).
+    """
+    # On average, subtracting the baseline does not change the gradient's direction. It takes away
+    # noise.
+    baseline = return_.mean(1, keepdim=True)  # (T, 1): the mean of the N returns at the same step
+    difference = (return_ - baseline)[valid]  # (B,)
+    weight = difference / (difference.std(correction=0) + 1e-8)
+    log_prob = pi.log_prob(action)
+    assert log_prob.shape == weight.shape  # (B, 1) would broadcast to (B, B)
+    return -(log_prob * weight).mean()
+
+
+def update(agent, optimizer, episodes, gamma):
+    """Takes one optimizer step on what play() returned. Returns the entropy of the policy."""
+    obs, action, reward, valid = episodes
+    return_ = compute_returns(reward, gamma)
+    pi = agent.pi(obs[valid])  # x[valid] holds the B steps of the episodes
+    loss = reinforce_loss(pi, action[valid], return_, valid)
+    if not loss.isfinite():
+        raise FloatingPointError("the loss is not finite: are the rewards too large?")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    agent.scale.include(obs[valid])  # last, as π must still be the policy that played
+    return pi.entropy().mean()
 
 
 def train(config):
@@ -131,10 +179,10 @@ def train(config):
     check(config)
     envs = make_envs(config.env_id, config.num_envs)
     torch.manual_seed(config.seed)
-    agent = Policy(envs, config)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
-    # Environment i may get seed + i, so the seeds of runs are 1000 apart.
-    envs.reset(seed=1000 * config.seed)  # seeded only here: later resets draw new starts
+    # Environment i gets seed + i, so the seeds of two runs are 1000 apart. Later resets get none.
+    first_obs, _ = envs.reset(seed=1000 * config.seed)
+    agent = Policy(envs, config, first_obs)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate)
     env_step = next_report = 0
     history = []
     try:
@@ -142,41 +190,22 @@ def train(config):
             remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
             optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
-            # Collect: play N episodes with the current policy.
-            obs, action, reward, valid = play(agent, envs)
-            ends = env_step + config.num_envs * valid.sum(0)  # (N,): the environments step together
-            history += sorted(zip(ends.tolist(), reward.sum(0).tolist()))
+            episodes = play(agent, envs)
+            _, _, reward, valid = episodes
+            length = valid.sum(0)  # (N,)
+            score = reward.sum(0)  # (N,)
+            for n in length.argsort():  # the episodes in the order of their ends
+                history.append((env_step + config.num_envs * int(length[n]), float(score[n])))
             env_step += valid.numel()  # steps after an episode's end count, too
+            entropy = update(agent, optimizer, episodes, config.gamma)
 
-            # Estimate: compare each return with the baseline, the mean of the N returns at the same
-            # step. On average this keeps the direction of the gradient, and it reduces the noise.
-            return_ = compute_returns(reward, config.gamma)  # (T, N)
-            baseline = return_.mean(1, keepdim=True)  # (T, 1)
-            difference = (return_ - baseline)[valid]  # (B,): valid marks the B steps to learn from
-            # Dividing by the standard deviation makes the update independent of the rewards' scale.
-            weight = difference / (difference.std(correction=0) + 1e-8)
-
-            # Update: compute the probabilities again, now with gradients; one optimizer step.
-            pi = agent.pi(obs[valid])  # (B, obs_dim) -> B distributions
-            log_prob = pi.log_prob(action[valid])
-            assert log_prob.shape == weight.shape  # (B,): (B, 1) would broadcast to (B, B)
-            loss = -(log_prob * weight).mean()
-            if not loss.isfinite():
-                raise FloatingPointError("the loss is not finite: are the rewards too large?")
-            agent.zero_grad()
-            loss.backward()
-            optimizer.step()
-            agent.scale.update(obs[valid])  # not before: π above must be the policy that played
-
-            # Report at most twenty times a run, and at its end.
             if env_step >= next_report or env_step >= config.total_steps:
                 next_report = env_step + config.total_steps / 20
-                average = np.mean([score for _, score in history[-20:]])
-                entropy = pi.entropy().mean()
-                print(f"step {env_step:,}  episode {len(history):,}  average score of the last 20 "
-                      f"episodes: {average:.2f}  entropy {entropy:.2g}", flush=True)
+                report(config, env_step, history, entropy)
     except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
         print(f"stopped at step {env_step:,}")
+    finally:
+        envs.close()
     return agent, history
 
 
@@ -186,15 +215,15 @@ def train(config):
 def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
     lowest = dict(num_envs=2, hidden_size=1)  # the baseline needs an episode to compare with
-    for spec in fields(config):
-        if spec.type in (int, float):
-            value = spec.type(getattr(config, spec.name))
-            low = lowest.get(spec.name, 0)
-            high = 1 if spec.name == "gamma" else 1_000_000_000
-            if not low <= value <= high:
-                raise ValueError(
-                    f"--{spec.name.replace('_', '-')} {value}: must be from {low} to {high}")
-            setattr(config, spec.name, value)
+    highest = dict(gamma=1)
+    for field in fields(config):
+        value = field.type(getattr(config, field.name))
+        setattr(config, field.name, value)
+        low = lowest.get(field.name, 0)
+        high = highest.get(field.name, 1_000_000_000)
+        if field.type in (int, float) and not low <= value <= high:
+            flag = field.name.replace("_", "-")
+            raise ValueError(f"--{flag} {value}: must be from {low} to {high}")
 
 
 def make_envs(env_id, num_envs):
@@ -202,41 +231,59 @@ def make_envs(env_id, num_envs):
     envs = gym.make_vec(env_id, num_envs)
     space = envs.single_action_space
     if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        envs.close()
         raise gym.error.Error(f"actions must be Discrete from 0 (Box: ppo_continuous.py): {space}")
     return FlattenObservation(envs)  # images, dictionaries and tuples, too
 
 
+def report(config, env_step, history, entropy):
+    """Prints a line, about twenty times a run."""
+    scores = [score for _, score in history[-20:]]
+    average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
+    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score of "
+          f"the last 20 episodes: {average}  entropy {entropy:.2g}", flush=True)
+
+
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays one episode in each of the N environments. Returns their scores (N,)."""
-    envs.reset(seed=1000 * seed + 500)  # so that play's reset draws other episodes than in training
+    envs.reset(seed=1000 * seed + 500)  # other episodes than in training, as play() resets again
     _, _, reward, _ = play(agent, envs, greedy)
     return reward.sum(0).numpy()
 
 
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
-    in_a_notebook = "__file__" not in globals()  # there, sys.argv belongs to the kernel
-    source = "" if in_a_notebook else inspect.getsource(Config)
-    comments = dict(re.findall(r"(\w+): .*# (.*)", source))  # the help of each flag
-    parser = ArgumentParser(usage=SUPPRESS, allow_abbrev=False)
-    for spec in fields(Config):
-        flag = f"--{spec.name.replace('_', '-')}"
-        text = f"{comments.get(spec.name)} (default: {spec.default!r})".replace("%", "%%")
-        parser.add_argument(flag, type=spec.type, default=spec.default, help=text)
-    config = Config(**vars(parser.parse_args([] if in_a_notebook else None)))
+    in_a_notebook = "__file__" not in globals()
+    config = Config() if in_a_notebook else read_flags()
+    agent, _ = train(config)
+    if config.eval_episodes:
+        print(f"evaluating in {config.eval_episodes} environments", flush=True)
+        envs = make_envs(config.env_id, config.eval_episodes)
+        scores = evaluate(agent, envs, seed=config.seed)
+        envs.close()
+        print(f"greedy evaluation: {scores.mean():.6g} over {len(scores)} episodes")
+
+
+def read_flags():
+    """Returns the settings of the command line. A mistake costs one line and exit status 2."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0], usage=SUPPRESS, allow_abbrev=False)
+    comments = dict(re.findall(r"(\w+): .*# (.*)", inspect.getsource(Config)))  # by setting
+    for field in fields(Config):
+        kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
+        text = f"{comments.get(field.name)} (default: {field.default!r})".replace("%", "%%")
+        flag = field.name.replace("_", "-")
+        parser.add_argument(f"--{flag}", default=field.default, help=text, **kind)
+    config = Config(**vars(parser.parse_args()))
     try:
         check(config)
     except ValueError as error:
         parser.error(error)
-    gym.logger.min_level = 40  # only errors: a mistake costs one line, without warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # gymnasium's would be two more lines
     try:
-        make_envs(config.env_id, 1)  # a trial, as in train a mistake would cost a traceback
+        make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:
         parser.error(f"--env-id {config.env_id}: {error}")
-    agent, _ = train(config)
-    if config.eval_episodes:
-        scores = evaluate(agent, make_envs(config.env_id, config.eval_episodes), seed=config.seed)
-        print(f"greedy evaluation: {scores.mean():.2f} over {len(scores)} episodes")
+    return config
 
 
 if __name__ == "__main__":

@@ -5,21 +5,28 @@
 
 The policy π(a|s), or actor, gives the probability of action a in state s, which the code calls obs.
 The return is the sum of the rewards r that follow a state. A reward k steps later is multiplied by
-γ^k. The critic V(s) learns to predict the return.
+γ^k. The critic V(s) is a second network, which learns to predict the return.
 
-Every few steps both learn from the TD error δ_t. It tells how much better step t went than the
-critic had predicted. If δ_t is high, action a_t becomes more likely. If it is low, a_t becomes less
-likely. The critic learns to make δ_t small.
+Before step t, the critic predicts V(s_t). After the step, r_t is known, and the critic can predict
+the rest. r_t + γ V(s_{t+1}) predicts the same return, but its first part is no longer guessed. So
+it is the better prediction, and V(s_t) is trained towards it. It is called the target. The TD error
+δ_t is the target minus V(s_t). It tells how much better step t went than expected.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error             [1] Eq. 6.5
+    ψ_t = (δ_t - mean of δ) / standard deviation of δ         weight of an action
     L   = -E[ψ_t log π(a_t|s_t)]                              loss of the policy   [1] Sec. 13.5
           + ½ E[δ_t²]                                         loss of the critic
           - c E[H(π(·|s_t))]                                  entropy bonus        [2]
 
-V(s_{t+1}) counts as 0 if the episode terminated at step t, but not if only its time was up. No
-gradient flows through the target r_t + γ V(s_{t+1}). E is the mean over the steps of an update. The
-weight ψ_t is δ_t after normalising: the δ_t of an update get mean 0 and standard deviation 1, and no
-gradient flows through them. The entropy H measures how undecided the policy is, and c is its weight.
+An episode terminates when nothing can follow, as when the pole has fallen. V(s_{t+1}) then counts
+as 0. It is truncated when its time is up. V(s_{t+1}) then stands for the rewards that would have
+followed.
+
+We minimise L. E is the mean over the steps of an update, and so are the mean and the deviation of
+δ. An action becomes more likely if its ψ_t is above 0, and less likely if ψ_t is below 0. The
+critic learns to make δ_t small on average. Its target is treated as a fixed number. Otherwise the
+better prediction would be pulled towards the worse one. The entropy H is a measure of how undecided
+the policy is. Its bonus keeps the policy trying all actions for longer. c is a small number.
 
 `python actor_critic.py` solves CartPole (average score 475) after about 18,000 of 100,000 steps.
 
@@ -31,6 +38,7 @@ import inspect
 import re
 import warnings
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from contextlib import closing
 from dataclasses import dataclass, fields
 
 import gymnasium as gym
@@ -38,10 +46,9 @@ import numpy as np
 import torch
 from gymnasium.wrappers.vector import FlattenObservation, RecordEpisodeStatistics
 from torch import nn
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical
 
 torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-Distribution.set_default_validate_args(False)  # unchecked, distributions are faster
 
 
 @dataclass
@@ -52,35 +59,35 @@ class Config:
     num_envs: int = 4  # N, environments played side by side
     num_steps: int = 8  # T, steps of each environment per update
     learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.7  # clip the gradient to this norm
+    max_grad_norm: float = 0.7  # clip the gradient's norm: shorten what is longer than this
     gamma: float = 0.995  # discount of later rewards
-    entropy_coef: float = 0.01  # c, the weight of the entropy bonus
+    entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 64  # units of each network's hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
-    eval_episodes: int = 100  # episodes of the evaluation, each in its own copy; 0: none
+    eval_episodes: int = 100  # episodes to evaluate, each in an environment of its own; 0: none
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A feature is measured from its centre, which is where the first episodes began. The unit is half
-    of its root mean square distance from there.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
+    observations. rms is the root mean square of feature - centre in all observations so far.
     """
     def __init__(self, first_obs):
         super().__init__()
-        # Buffers are not learned, but state_dict() keeps them with the weights.
+        # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        # These two small numbers let the root mean square begin at 1, and keep it above 0.
+        # As 1e-8 / 1e-8 is 1, rms is 1 before any observation. It is never 0 afterwards.
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
         self.count = nn.Buffer(torch.tensor(1e-8))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled ones, limited to ±10."""
-        root_mean_square = (self.sum_of_squares / self.count).sqrt()
-        return (2 * (obs - self.centre) / root_mean_square).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, clipped at ±10."""
+        rms = (self.sum_of_squares / self.count).sqrt()
+        return (2 * (obs - self.centre) / rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Counts B more observations (B, obs_dim) in the root mean square."""
+        """Includes B more observations (B, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
 
@@ -95,7 +102,7 @@ def mlp(size_in, hidden_size, size_out):
 
 
 class ActorCritic(nn.Module):
-    """The policy π(a|s) and the critic V(s): two networks, so that neither disturbs the other."""
+    """The policy π(a|s) and the critic V(s): two networks without a common layer."""
     def __init__(self, envs, config, first_obs):
         super().__init__()
         obs_dim = first_obs.shape[1]
@@ -108,7 +115,7 @@ class ActorCritic(nn.Module):
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
-        logits = self.policy(self.scale(obs))  # (..., n_actions): log π(·|s) up to a constant
+        logits = self.policy(self.scale(obs))  # (..., n_actions): Categorical takes their softmax
         return Categorical(logits=logits)
 
     def value(self, obs):
@@ -117,33 +124,42 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
-        """Observations (N, obs_dim) -> actions (N,), an array: sampled, or the most likely ones."""
+        """Observations (N, obs_dim) -> actions (N,), a numpy array.
+
+        The actions are sampled, or with greedy they are the most likely ones.
+        """
         pi = self.pi(torch.as_tensor(obs).float())
         action = pi.mode if greedy else pi.sample()
         return action.numpy()
 
 
 class RolloutBuffer:
-    """T steps of N environments. Time comes first: row t is where step t begins.
+    """A rollout: T steps of N environments. The first dimension is time.
 
-    gymnasium uses the step after an episode's end only to reset that environment. It ignores the
-    action, and the reward is 0. done[t] marks such a step t, and nothing is learned from it.
+    obs[t] is what the agent sees before step t, and obs[t + 1] is what it sees afterwards. done[t]
+    tells that obs[t] is the last one of an episode. This is what an end in step 1 looks like:
+
+        step t     0                1                2                3
+        obs[t]     first episode    first episode    its last obs     second episode
+        done[t]    False            False            True             False
+
+    gymnasium uses step 2 only to reset the environment. It ignores the action and gives no reward,
+    so nothing is learned from this step.
     """
     def __init__(self, envs, T):
         N, obs_dim = envs.observation_space.shape
-        self.obs = torch.zeros(T + 1, N, obs_dim)  # row t + 1 is what step t led to
+        self.obs = torch.zeros(T + 1, N, obs_dim)
         self.done = torch.zeros(T + 1, N).bool()
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()
-        self.obs[T] = torch.as_tensor(obs)
+        first_obs, _ = envs.reset()
+        self.obs[T] = torch.as_tensor(first_obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
         """Plays T steps. Returns (env_step, score) of each episode that ended."""
         T, N = self.reward.shape
         finished = []
-        # A rollout begins where the last one ended.
         self.obs[0] = self.obs[T]
         self.done[0] = self.done[T]
         for t in range(T):
@@ -154,28 +170,29 @@ class RolloutBuffer:
             self.terminated[t] = torch.as_tensor(terminated)
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
-            env_step += N
-            if "episode" in info:  # "_episode" marks the environments whose episode ended
-                for score in info["episode"]["r"][info["_episode"]]:
-                    finished.append((env_step, float(score)))
+            if "episode" in info:
+                # RecordEpisodeStatistics says which episodes ended, and their scores r.
+                ended = info["_episode"]  # (N,)
+                for score in info["episode"]["r"][ended]:
+                    finished.append((env_step + (t + 1) * N, float(score)))
         return finished
 
 
 def td_error(reward, value, next_value, terminated, gamma):
     """The error δ_t = r_t + γ V(s_{t+1}) - V(s_t). All tensors are (T, N)."""
     assert reward.shape == value.shape == next_value.shape == terminated.shape
-    # Nothing follows a terminal state. After a truncation, V still stands for the rest.
     target = reward + gamma * next_value * ~terminated
-    return target.detach() - value  # the critic moves to the target, not the target to the critic
+    target = target.detach()  # no gradient flows through it
+    return target - value
 
 
 def actor_critic_loss(pi, action, delta, entropy_coef):
-    """The loss L to minimise, and the entropy, of B steps. delta is δ_t (B,)."""
-    # Normalising keeps the policy's loss independent of the rewards' scale.
+    """Returns the loss L and the entropy of B steps. delta is δ_t (B,)."""
     psi = delta.detach()
+    # With correction=0, the deviation of a single step is 0, and not nan.
     psi = (psi - psi.mean()) / (psi.std(correction=0) + 1e-8)
     log_prob = pi.log_prob(action)
-    assert log_prob.shape == psi.shape  # (B, 1) would broadcast to (B, B)
+    assert log_prob.shape == psi.shape
     policy_loss = -(log_prob * psi).mean()
     critic_loss = delta.square().mean()
     entropy = pi.entropy().mean()
@@ -184,18 +201,19 @@ def actor_critic_loss(pi, action, delta, entropy_coef):
 
 
 def update(agent, optimizer, buffer, reward, config):
-    """Takes one optimizer step on a rollout, with scaled rewards (T, N). Returns the entropy."""
+    """Takes one optimizer step. reward (T, N) is the rollout's, scaled. Returns the entropy."""
+    # value[t + 1] is V of the observation that step t led to, which is of the same episode.
     value = agent.value(buffer.obs)  # (T+1, N)
     delta = td_error(reward, value[:-1], value[1:], buffer.terminated, config.gamma)
-    valid = ~buffer.done[:-1]  # (T, N): x[valid] leaves out the steps that only reset
-    obs = buffer.obs[:-1][valid]  # (B, obs_dim)
-    loss, entropy = actor_critic_loss(
-        agent.pi(obs), buffer.action[valid], delta[valid], config.entropy_coef)
+    valid = ~buffer.done[:-1]  # (T, N): False where a step only resets
+    obs = buffer.obs[:-1][valid]  # (B, obs_dim): the B valid steps
+    pi = agent.pi(obs)
+    loss, entropy = actor_critic_loss(pi, buffer.action[valid], delta[valid], config.entropy_coef)
     agent.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs)  # last, as π must still be the policy that played
+    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs the old π
     return entropy
 
 
@@ -206,36 +224,39 @@ def train(config):
     environment that cannot be made) or RuntimeError (a gradient that is not finite).
     """
     check(config)
-    envs = make_envs(config.env_id, config.num_envs)
-    torch.manual_seed(config.seed)
-    # Environment i gets seed + i, so the seeds of two runs are 1000 apart. Later resets get none.
-    first_obs, _ = envs.reset(seed=1000 * config.seed)
-    agent = ActorCritic(envs, config, first_obs)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate)
-    buffer = RolloutBuffer(envs, config.num_steps)
-    sum_of_squares = count = 1e-8  # of the rewards
-    env_step = next_report = 0
-    history = []
-    try:
-        while env_step < config.total_steps:
-            remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
-            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+    with closing(make_envs(config.env_id, config.num_envs)) as envs:
+        torch.manual_seed(config.seed)
+        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on. So two runs share
+        # none.
+        first_obs, _ = envs.reset(seed=1000 * config.seed)
+        agent = ActorCritic(envs, config, first_obs)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate)
+        buffer = RolloutBuffer(envs, config.num_steps)
+        reward_squares = 1e-8  # nearly 0, but with no 0 / 0 if all rewards are 0
+        reward_count = 1e-8
+        history = []
+        env_step = 0
+        next_report = 0
+        try:
+            while env_step < config.total_steps:
+                remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
+                optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
-            history += buffer.collect(envs, agent, env_step)
-            env_step += config.num_envs * config.num_steps
-            # V learns small numbers best. So rewards are divided by 20 times their root mean square.
-            sum_of_squares += buffer.reward.square().sum()
-            count += (~buffer.done[:-1]).sum()  # a step that only resets has no reward
-            reward = buffer.reward / (20 * (sum_of_squares / count).sqrt())
-            entropy = update(agent, optimizer, buffer, reward, config)
+                history += buffer.collect(envs, agent, env_step)
+                env_step += config.num_envs * config.num_steps
+                # The rewards are divided by 20 times their root mean square. A return adds up many
+                # of them, so this keeps V's targets small.
+                reward_squares += buffer.reward.square().sum()
+                reward_count += (~buffer.done[:-1]).sum()
+                rms = (reward_squares / reward_count).sqrt()
+                reward = buffer.reward / (20 * rms)
+                entropy = update(agent, optimizer, buffer, reward, config)
 
-            if env_step >= next_report or env_step >= config.total_steps:
-                next_report = env_step + config.total_steps / 20
-                report(config, env_step, history, entropy)
-    except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-        print(f"stopped at step {env_step:,}")
-    finally:
-        envs.close()
+                if env_step >= next_report or env_step >= config.total_steps:
+                    next_report = env_step + config.total_steps / 20
+                    report(config, env_step, history, entropy)
+        except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
+            print(f"stopped at step {env_step:,}")
     return agent, history
 
 
@@ -244,7 +265,7 @@ def train(config):
 
 def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
-    lowest = dict(num_envs=1, num_steps=2, hidden_size=1)
+    lowest = dict(num_envs=1, num_steps=2, max_grad_norm=1e-6, hidden_size=1)
     highest = dict(gamma=1)
     for field in fields(config):
         value = field.type(getattr(config, field.name))
@@ -271,8 +292,8 @@ def report(config, env_step, history, entropy):
     """Prints a line, about twenty times a run."""
     scores = [score for _, score in history[-20:]]
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
-    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score of "
-          f"the last 20 episodes: {average}  entropy {entropy:.2g}", flush=True)
+    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
+          f"of the last 20 episodes: {average}  entropy {entropy:.2g}", flush=True)
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
@@ -296,9 +317,8 @@ def main():
     agent, _ = train(config)
     if config.eval_episodes:
         print(f"evaluating in {config.eval_episodes} environments", flush=True)
-        envs = make_envs(config.env_id, config.eval_episodes)
-        scores = evaluate(agent, envs, seed=config.seed)
-        envs.close()
+        with closing(make_envs(config.env_id, config.eval_episodes)) as envs:
+            scores = evaluate(agent, envs, seed=config.seed)
         print(f"greedy evaluation: {scores.mean():.6g} over {len(scores)} episodes")
 
 

@@ -3,34 +3,43 @@
 # ///
 """PPO (Proximal Policy Optimization) for continuous actions, in one file.
 
-The policy π(a|s) is a Gaussian. A network gives the mean of the actions in state s, which the code
-calls obs. Their standard deviation σ is learned as well, and is the same in all states. The return
-is the sum of the rewards r that follow a state. A reward k steps later is multiplied by γ^k. The
-critic V(s) learns to predict the return. The advantage Â_t estimates how much better action a_t was
-than the policy's average action.
+The policy is a Gaussian. A network gives the mean action in state s, which the code calls obs. The
+standard deviation σ is learned, too. π(a|s) is the density of the Gaussian at action a. The critic
+V(s) predicts the return, which is the sum of the rewards r that follow. A reward k steps later is
+multiplied by γ^k.
 
 PPO repeats two things. First the policy plays N copies of an environment for T steps. These steps
 are called a rollout. Then the policy and the critic learn from the rollout, in several passes over
-its steps. These passes are called epochs. An action with a high advantage becomes more likely, and
-one with a low advantage becomes less likely.
+its steps. The passes are called epochs. π_old and V_old are the policy and the critic before the
+first pass.
 
-    δ_t = r_t + γ V(s_{t+1}) - V(s_t)                 TD error            [1] Eq. 12
-    Â_t = δ_t + γλ Â_{t+1}                            advantage (GAE)     [1] Eq. 11, [2] Eq. 16
-    R_t = Â_t + V(s_t)                                target of V
+    δ_t = r_t + γ V_old(s_{t+1}) - V_old(s_t)         TD error            [1] Eq. 12
+    Â_t = δ_t + γλ Â_{t+1}                            advantage           [1] Eq. 11, [2] Eq. 16
+    R_t = Â_t + V_old(s_t)                            target of V
     ρ_t = π(a_t|s_t) / π_old(a_t|s_t)                 probability ratio   [1] Sec. 3
-    L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]   clipped surrogate   [1] Eq. 7
+    L   = -E[min(ρ_t Â_t, clip(ρ_t, 1-ε, 1+ε) Â_t)]   loss of the policy  [1] Eq. 7
           + ½ E[(V(s_t) - R_t)²]                      loss of the critic  [1] Eq. 9
           - c E[H(π(·|s_t))]                          entropy bonus       [1] Eq. 9
 
-TD error (temporal difference): how much better step t went than the critic had predicted. V(s_{t+1})
-    counts as 0 if the episode terminated, but not if only its time was up.
-GAE (generalized advantage estimation): λ lies between 0 and 1. A larger λ relies more on the
-    rewards and less on the critic. Â_{t+1} counts as 0 if step t ends an episode or the rollout.
-ρ_t: π_old is the policy that played the rollout. The ratio is 1 until π begins to learn from it.
-L: the loss to minimise. E is the mean over a minibatch, which is a random part of the rollout. Its
-    Â_t are first normalised to mean 0 and standard deviation 1. The clip removes any gain from
-    raising a good action's ratio above 1+ε, or from lowering a bad action's ratio below 1-ε. The
-    entropy H measures how undecided the policy is, and c is its weight.
+TD error: if the episode terminated at step t, nothing follows, and V_old(s_{t+1}) counts as 0. If
+    it was truncated, as its time was up, V_old(s_{t+1}) stands for the rewards that would have
+    followed.
+Advantage: the hat marks an estimate of how much better action a_t was than the policy's average.
+    With λ = 0, Â_t is δ_t, which trusts the critic after one step. With λ = 1, the V_old in the
+    middle cancel, and Â_t is r_t + γ r_{t+1} + ... - V_old(s_t). That is free of the critic's
+    errors, but noisy. λ lies in between. This is called generalized advantage estimation (GAE).
+Target of V: Â_t estimates the return minus V_old(s_t), so R_t estimates the return.
+Ratio: at first every ratio is 1, and its gradient is that of log π. So PPO begins as actor-critic
+    does. Later the ratio makes up for π no longer being π_old.
+Loss: E is the mean over a minibatch, which is a random part of the steps. Its Â_t are shifted and
+    scaled to mean 0 and standard deviation 1.
+Clip: the steps of π_old tell little about a policy that is far from π_old. So if Â_t > 0, a ratio
+    above 1+ε brings no further gain. If Â_t < 0, a ratio below 1-ε brings none.
+Minimum: suppose that Â_t > 0 and the ratio has fallen below 1-ε. The clipped term is flat there.
+    But ρ_t Â_t is smaller, so the minimum takes it, and the ratio can rise again.
+Entropy: H is a measure of how undecided the policy is. Its bonus keeps the policy trying all
+    actions for longer. In a run, c falls from a positive number to its negative, so the policy
+    decides.
 
 `python ppo_continuous.py` solves Pendulum (average score -200) after about 17,000 of 99,000 steps.
 
@@ -43,6 +52,7 @@ import os
 import re
 import warnings
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from contextlib import closing
 from dataclasses import dataclass, fields
 
 import gymnasium as gym
@@ -55,10 +65,9 @@ from gymnasium.wrappers.vector import (
     TransformAction,
 )
 from torch import nn, optim
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import Independent, Normal
 
 torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-Distribution.set_default_validate_args(False)  # unchecked, distributions are faster
 
 
 @dataclass
@@ -71,95 +80,83 @@ class Config:
     epochs: int = 10  # passes over each rollout
     num_minibatches: int = 8  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 1.0  # clip the gradient to this norm
-    gamma: float = 0.98  # discount of later rewards; below 1 if no episode terminates
-    gae_lambda: float = 0.9  # GAE's lambda: 0 relies on the critic, 1 on the rewards
+    max_grad_norm: float = 1.0  # clip the gradient's norm: shorten what is longer than this
+    gamma: float = 0.98  # discount of later rewards; below 1, unless episodes terminate
+    gae_lambda: float = 0.9  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # initial c, weight of the entropy bonus; it falls to -2c
-    init_log_std: float = 0.5  # initial log(sigma) of actions; log(d)/2 less with d components
+    entropy_coef: float = 0.0  # c at the start; the weight of the entropy bonus falls to -c
+    init_log_std: float = 0.5  # log of sigma at first, for actions of one number
     hidden_size: int = 128  # units of each hidden layer
+    activation: str = "relu"  # relu or tanh, after each hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
-    load: str = ""  # checkpoint to resume; the command line also restores its settings
-    eval_episodes: int = 100  # episodes of the evaluation, each in its own copy; 0: none
+    load: str = ""  # checkpoint to go on from; the command line takes its settings, too
+    eval_episodes: int = 100  # episodes to evaluate, each in an environment of its own; 0: none
     render: bool = False  # after training, play an episode in a window
-
-
-# Settings to begin with on other tasks: Config(**OTHER_TASKS | dict(env_id="HalfCheetah-v5")).
-# The command line uses these settings for any --env-id but the default one.
-OTHER_TASKS = dict(
-    total_steps=1_000_000,
-    num_envs=16,
-    num_steps=64,
-    epochs=8,
-    learning_rate=4e-4,
-    gamma=0.99,
-    gae_lambda=0.95,
-    clip_eps=0.1,
-    entropy_coef=0.015,
-    init_log_std=0.0,
-    hidden_size=64,
-    eval_episodes=20,
-)
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A feature is measured from its centre, which is where the first episodes began. The unit is half
-    of its root mean square distance from there.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
+    observations. rms is the root mean square of feature - centre in all observations so far.
     """
     def __init__(self, first_obs):
         super().__init__()
-        # Buffers are not learned, but state_dict() keeps them with the weights.
+        # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        # These two small numbers let the root mean square begin at 1, and keep it above 0.
+        # As 1e-8 / 1e-8 is 1, rms is 1 before any observation. It is never 0 afterwards.
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
         self.count = nn.Buffer(torch.tensor(1e-8))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled ones, limited to ±10."""
-        root_mean_square = (self.sum_of_squares / self.count).sqrt()
-        return (2 * (obs - self.centre) / root_mean_square).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, clipped at ±10."""
+        rms = (self.sum_of_squares / self.count).sqrt()
+        return (2 * (obs - self.centre) / rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Counts B more observations (B, obs_dim) in the root mean square."""
+        """Includes B more observations (B, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
 
 
-def mlp(size_in, hidden_size, size_out):
+def mlp(size_in, hidden_size, size_out, activation):
     """A network (..., size_in) -> (..., size_out) with two hidden layers."""
-    return nn.Sequential(
+    network = nn.Sequential(
         nn.Linear(size_in, hidden_size),
-        nn.Tanh(),
+        activation(),
         nn.Linear(hidden_size, hidden_size),
-        nn.Tanh(),
+        activation(),
         nn.Linear(hidden_size, size_out),
     )
+    for layer in network[::2]:  # the Linear ones
+        # With weights larger than torch's, Pendulum is learned faster.
+        nn.init.orthogonal_(layer.weight, 2**0.5)
+        nn.init.zeros_(layer.bias)
+    return network
 
 
 class ActorCritic(nn.Module):
-    """The policy π(a|s) and the critic V(s): two networks, so that neither disturbs the other."""
+    """The policy π(a|s) and the critic V(s): two networks without a common layer."""
     def __init__(self, envs, config, first_obs):
         super().__init__()
         obs_dim = first_obs.shape[1]
         action_dim = envs.single_action_space.shape[0]
         self.scale = ObsScale(first_obs)
-        self.policy = mlp(obs_dim, config.hidden_size, action_dim)
-        self.critic = mlp(obs_dim, config.hidden_size, 1)
+        activation = {"relu": nn.ReLU, "tanh": nn.Tanh}[config.activation]
+        self.policy = mlp(obs_dim, config.hidden_size, action_dim, activation)
+        self.critic = mlp(obs_dim, config.hidden_size, 1, activation)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first the mean action is the middle of the range
-        # With d components σ begins 1/√d times as large, so that the noise vector keeps its length.
-        self.log_std = nn.Parameter(
-            torch.full((action_dim,), config.init_log_std - 0.5 * np.log(action_dim)))
+            self.policy[-1].weight *= 0.01  # at first all means are about 0
+        # The noise of n numbers together is √n times that of one. Dividing σ by √n makes up for it.
+        log_std = config.init_log_std - np.log(np.sqrt(action_dim))
+        self.log_std = nn.Parameter(torch.full((action_dim,), log_std))
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over actions (..., action_dim)."""
         mean = self.policy(self.scale(obs))
         std = self.log_std.exp()  # the same in all states
-        # There is a Gaussian for each component. Independent(..., 1) makes one action of them, whose
-        # log-probability is the sum of theirs.
+        # Densities of independent numbers are multiplied. So Independent adds up their logarithms.
         return Independent(Normal(mean, std), 1)
 
     def value(self, obs):
@@ -168,9 +165,10 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
-        """Observations (N, obs_dim) -> actions (N, action_dim), an array: sampled, or the means.
+        """Observations (N, obs_dim) -> actions (N, action_dim), a numpy array.
 
-        -1 stands for the lower bound of an action, and 1 for the upper one. Samples may lie beyond.
+        The actions are sampled, or with greedy they are the means. -1 stands for the environment's
+        lower bound and 1 for its upper bound. make_envs() clips what lies beyond.
         """
         pi = self.pi(torch.as_tensor(obs).float())
         action = pi.mode if greedy else pi.sample()
@@ -178,26 +176,32 @@ class ActorCritic(nn.Module):
 
 
 class RolloutBuffer:
-    """T steps of N environments. Time comes first: row t is where step t begins.
+    """A rollout: T steps of N environments. The first dimension is time.
 
-    gymnasium uses the step after an episode's end only to reset that environment. It ignores the
-    action, and the reward is 0. done[t] marks such a step t, and nothing is learned from it.
+    obs[t] is what the agent sees before step t, and obs[t + 1] is what it sees afterwards. done[t]
+    tells that obs[t] is the last one of an episode. This is what an end in step 1 looks like:
+
+        step t     0                1                2                3
+        obs[t]     first episode    first episode    its last obs     second episode
+        done[t]    False            False            True             False
+
+    gymnasium uses step 2 only to reset the environment. It ignores the action and gives no reward,
+    so nothing is learned from this step.
     """
     def __init__(self, envs, T):
         N, obs_dim = envs.observation_space.shape
-        self.obs = torch.zeros(T + 1, N, obs_dim)  # row t + 1 is what step t led to
+        self.obs = torch.zeros(T + 1, N, obs_dim)
         self.done = torch.zeros(T + 1, N).bool()
-        self.action = torch.zeros(T, *envs.action_space.shape)  # as sampled, not clipped
+        self.action = torch.zeros(T, *envs.action_space.shape)  # not clipped, as π sampled it
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()
-        self.obs[T] = torch.as_tensor(obs)
+        first_obs, _ = envs.reset()
+        self.obs[T] = torch.as_tensor(first_obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
         """Plays T steps. Returns (env_step, score) of each episode that ended."""
         T, N = self.reward.shape
         finished = []
-        # A rollout begins where the last one ended.
         self.obs[0] = self.obs[T]
         self.done[0] = self.done[T]
         for t in range(T):
@@ -208,55 +212,55 @@ class RolloutBuffer:
             self.terminated[t] = torch.as_tensor(terminated)
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
-            env_step += N
-            if "episode" in info:  # "_episode" marks the environments whose episode ended
-                for score in info["episode"]["r"][info["_episode"]]:
-                    finished.append((env_step, float(score)))
+            if "episode" in info:
+                # RecordEpisodeStatistics says which episodes ended, and their scores r.
+                ended = info["_episode"]  # (N,)
+                for score in info["episode"]["r"][ended]:
+                    finished.append((env_step + (t + 1) * N, float(score)))
         return finished
 
 
 def compute_gae(reward, value, terminated, done, gamma, gae_lambda):
     """Generalized advantage estimates Â (T, N), computed backwards in time ([1] Eq. 11).
 
-    reward and terminated are (T, N): row t is what step t brought. value and done are (T+1, N):
-    row t + 1 belongs to the observation that step t led to.
+    reward and terminated (T, N) belong to the steps. value and done (T+1, N) belong to obs. So
+    value[t + 1] is V of the observation that step t led to, which is of the same episode.
     """
     assert reward.shape == terminated.shape == value[1:].shape == done[1:].shape
-    # Nothing follows a terminal state. After a truncation, V still stands for the rest.
+    # At a step that only resets, delta means nothing, and make_batch() leaves it out.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
     advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
+        # The end of an episode cuts the sum off, whether it terminated or was truncated.
         advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * ~done[t + 1]
     return advantage[:-1]
 
 
 def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entropy_coef):
-    """The loss L to minimise, KL(π_old‖π) and the entropy of a minibatch. return_ is R_t."""
+    """The loss L, the KL divergence and the entropy of a minibatch. return_ is R_t."""
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # an estimate of KL(π_old‖π), for the report
+    # For the report: how far π is from π_old. It is 0 if they are equal, and otherwise positive.
+    kl = (ratio - 1 - log_ratio).mean()
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
-    value_loss = (value - return_).square().mean()
+    critic_loss = (value - return_).square().mean()
     entropy = pi.entropy().mean()
-    loss = policy_loss + 0.5 * value_loss - entropy_coef * entropy
+    loss = policy_loss + 0.5 * critic_loss - entropy_coef * entropy
     return loss, kl, entropy
 
 
 @torch.no_grad()
 def make_batch(buffer, agent, config):
-    """The B steps to learn from: obs (B, obs_dim), action (B, ...), and three arrays (B,).
-
-    These three are log π_old(a_t|s_t), Â_t and R_t. They stand still while π and V learn.
-    """
+    """Returns the B steps to learn from: obs (B, obs_dim), action, log π_old(a|s), Â_t and R_t."""
     obs = buffer.obs[:-1]  # (T, N, obs_dim)
     old_log_prob = agent.pi(obs).log_prob(buffer.action)  # π is still π_old
     value = agent.value(buffer.obs)  # (T+1, N)
     advantage = compute_gae(
         buffer.reward, value, buffer.terminated, buffer.done, config.gamma, config.gae_lambda)
     return_ = advantage + value[:-1]
-    valid = ~buffer.done[:-1]  # (T, N): x[valid] leaves out the steps that only reset
+    valid = ~buffer.done[:-1]  # (T, N): False where a step only resets
     return [x[valid] for x in (obs, buffer.action, old_log_prob, advantage, return_)]
 
 
@@ -264,14 +268,16 @@ def update(agent, optimizer, batch, entropy_coef, config):
     """Learns from a batch. Returns the KL and the entropy of the last minibatch."""
     B = len(batch[0])
     for _ in range(config.epochs):
-        for mb in torch.randperm(B).tensor_split(config.num_minibatches):  # indices of a minibatch
+        order = torch.randperm(B)
+        for mb in order.tensor_split(config.num_minibatches):  # the indices of a minibatch
             obs, action, old_log_prob, advantage, return_ = [x[mb] for x in batch]
-            # Normalising keeps the policy's loss independent of the rewards' scale.
-            std, mean = torch.std_mean(advantage, correction=0)  # 0, not nan, for a single step
-            advantage = (advantage - mean) / (std + 1e-8)
-            loss, kl, entropy = ppo_loss(
-                agent.pi(obs), agent.value(obs), action, old_log_prob, advantage, return_,
-                config.clip_eps, entropy_coef)
+            advantage = advantage - advantage.mean()
+            # With correction=0, the deviation of a single step is 0, and not nan.
+            advantage = advantage / (advantage.std(correction=0) + 1e-8)
+            pi = agent.pi(obs)
+            value = agent.value(obs)
+            loss, kl, entropy = ppo_loss(pi, value, action, old_log_prob, advantage, return_,
+                                         config.clip_eps, entropy_coef)
             agent.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(
@@ -287,58 +293,84 @@ def train(config):
     environment that cannot be made) or RuntimeError (a gradient that is not finite).
     """
     check(config)
-    envs = make_envs(config.env_id, config.num_envs)
-    # Rewards are divided by the return's running deviation, so that V's targets are not too large.
-    # At first all returns may be equal. The very first rewards are then divided by nearly 0.
-    envs = NormalizeReward(envs, config.gamma)
-    torch.manual_seed(config.seed)
-    # Environment i gets seed + i, so the seeds of two runs are 1000 apart. Later resets get none.
-    first_obs, _ = envs.reset(seed=1000 * config.seed)
-    agent = ActorCritic(envs, config, first_obs)
-    optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
-    env_step, history = load(config, agent, optimizer, envs) if config.load else (0, [])
-    buffer = RolloutBuffer(envs, config.num_steps)
-    next_report = env_step
-    try:
-        while env_step < config.total_steps:
-            remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
-            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
-            # c falls from entropy_coef to -2 entropy_coef: first explore, then decide.
-            entropy_coef = config.entropy_coef * (3 * remaining - 2)
+    with closing(make_envs(config.env_id, config.num_envs)) as envs:
+        # Rewards are divided by the standard deviation of the returns so far, to keep V's targets
+        # small. At first the returns hardly differ, so a few rewards come out large. Scores stay as
+        # they are.
+        envs = NormalizeReward(envs, config.gamma)
+        torch.manual_seed(config.seed)
+        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on. So two runs share
+        # none.
+        first_obs, _ = envs.reset(seed=1000 * config.seed)
+        agent = ActorCritic(envs, config, first_obs)
+        optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)  # see below
+        env_step, history = 0, []
+        if config.load:
+            env_step, history = load(config, agent, optimizer, envs)
+        buffer = RolloutBuffer(envs, config.num_steps)
+        next_report = env_step
+        try:
+            while env_step < config.total_steps:
+                remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
+                optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+                entropy_coef = config.entropy_coef * (2 * remaining - 1)  # explore, then decide
 
-            history += buffer.collect(envs, agent, env_step)
-            env_step += config.num_envs * config.num_steps
-            batch = make_batch(buffer, agent, config)
-            kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
-            agent.scale.include(batch[0])  # last, as π and π_old must see the same scale
+                history += buffer.collect(envs, agent, env_step)
+                env_step += config.num_envs * config.num_steps
+                batch = make_batch(buffer, agent, config)
+                kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
+                agent.scale.include(batch[0])  # only now: a new scale changes π, and so the ratio
 
-            if env_step >= next_report or env_step >= config.total_steps:
-                next_report = env_step + config.total_steps / 20
-                report(config, env_step, history, kl, entropy)
-                save(config, agent, optimizer, envs, env_step, history)
-    except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-        print(f"stopped at step {env_step:,}")
-    finally:
-        envs.close()
-    save(config, agent, optimizer, envs, env_step, history)
+                if env_step >= next_report or env_step >= config.total_steps:
+                    next_report = env_step + config.total_steps / 20
+                    report(config, env_step, history, kl, entropy)
+                    save(config, agent, optimizer, envs, env_step, history)
+        except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
+            print(f"stopped at step {env_step:,}")
+    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too
     return agent, history
 
 
-# ---- From here on: optimizer, settings, environments, checkpoints, evaluation, command line ----
+# ---- From here on: speed, settings, environments, checkpoints, evaluation, command line ----
+
+
+torch.distributions.Distribution.set_default_validate_args(False)  # unchecked, they are faster
 
 
 class Adam(optim.Adam):
     """optim.Adam, but a second quicker to start: its decorators would import torch's compiler."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
+    state_dict = optim.Adam.state_dict.__wrapped__
+    load_state_dict = optim.Adam.load_state_dict.__wrapped__
     step = torch.no_grad()(optim.Adam.step.__wrapped__)
+
+
+# The command line takes these settings for any --env-id but the default one. In Python, write
+# Config(**OTHER_TASKS | dict(env_id="HalfCheetah-v5")).
+OTHER_TASKS = dict(
+    total_steps=1_000_000,
+    num_envs=16,
+    num_steps=64,
+    epochs=8,
+    learning_rate=4e-4,
+    gamma=0.99,
+    gae_lambda=0.95,
+    clip_eps=0.1,
+    entropy_coef=0.015,
+    init_log_std=0.0,
+    hidden_size=64,
+    activation="tanh",
+    eval_episodes=20,
+)
 
 
 def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
-    lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, hidden_size=1)
+    lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
+                  init_log_std=-10, hidden_size=1)
     # Half of the steps may only reset, and no minibatch may be empty.
     most = int(config.num_envs) * (int(config.num_steps) // 2)
-    highest = dict(gamma=1, gae_lambda=1, num_minibatches=most)
+    highest = dict(gamma=1, gae_lambda=1, init_log_std=10, num_minibatches=most)
     for field in fields(config):
         value = field.type(getattr(config, field.name))
         setattr(config, field.name, value)
@@ -347,20 +379,23 @@ def check(config):
         if field.type in (int, float) and not low <= value <= high:
             flag = field.name.replace("_", "-")
             raise ValueError(f"--{flag} {value}: must be from {low} to {high}")
+    if config.activation not in ("relu", "tanh"):
+        raise ValueError(f"--activation {config.activation}: must be relu or tanh")
     if config.save and config.save != config.load:
         try:
             open(config.save, "x").close()  # "x" creates a new file, or fails
         except OSError as error:
-            raise ValueError(f"--save must be a new file, or the one to --load: {error}")
+            raise ValueError("--save must be a new file in a folder that can be written to, or the "
+                             f"one to --load: {error}")
         os.remove(config.save)
 
 
 def make_envs(env_id, num_envs, **options):
-    """Vector environments, with flat observations and the scores of finished episodes in info."""
+    """Vector environments: flat observations, actions from -1 to 1, scores in info."""
     envs = gym.make_vec(env_id, num_envs, **options)
     space = envs.single_action_space
     is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-    if not is_vector or not space.is_bounded() or space.dtype.kind != "f":
+    if not (is_vector and space.is_bounded() and space.dtype in (np.float32, np.float64)):
         envs.close()
         raise gym.error.Error("actions must be a bounded Box, a vector of floats (Discrete: "
                               f"ppo_discrete.py): {space}")
@@ -378,8 +413,8 @@ def report(config, env_step, history, kl, entropy):
     """Prints a line, about twenty times a run."""
     scores = [score for _, score in history[-20:]]
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
-    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score of "
-          f"the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
+    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
+          f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
 
 
 def save(config, agent, optimizer, envs, env_step, history):
@@ -390,7 +425,7 @@ def save(config, agent, optimizer, envs, env_step, history):
         "config": vars(config) | dict(save="", load="", render=False),  # these are each run's own
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
-        # NormalizeReward's mean, var and count of the returns, as numbers of Python's
+        # NormalizeReward's mean, var and count, as numbers of Python's
         "returns": {name: float(x) for name, x in vars(envs.return_rms).items()},
         "env_step": env_step,
         "history": history,
@@ -429,21 +464,19 @@ def evaluate(agent, envs, greedy=True, seed=0):
 
 
 def main():
-    """Trains with the settings of the command line, evaluates the agent, and shows it if asked."""
+    """Trains an agent with the settings of the command line, and evaluates it."""
     in_a_notebook = "__file__" not in globals()
     config = Config() if in_a_notebook else read_flags()
     agent, _ = train(config)
     if config.eval_episodes:
         print(f"evaluating in {config.eval_episodes} environments", flush=True)
-        envs = make_envs(config.env_id, config.eval_episodes)
-        scores = evaluate(agent, envs, seed=config.seed)
-        envs.close()
+        with closing(make_envs(config.env_id, config.eval_episodes)) as envs:
+            scores = evaluate(agent, envs, seed=config.seed)
         print(f"greedy evaluation: {scores.mean():.6g} over {len(scores)} episodes")
     if config.render:
-        # "sync", as gymnasium's vectorised CartPole opens no window.
-        envs = make_envs(config.env_id, 1, vectorization_mode="sync", render_mode="human")
-        evaluate(agent, envs)
-        envs.close()
+        how = dict(vectorization_mode="sync", render_mode="human")  # "sync": CartPole needs it
+        with closing(make_envs(config.env_id, 1, **how)) as envs:
+            evaluate(agent, envs)
 
 
 def read_flags():
@@ -466,7 +499,7 @@ def read_flags():
             parser.error(f"--load {given.load}: missing, or not a checkpoint of this script")
     elif given.env_id != Config.env_id:
         parser.set_defaults(**OTHER_TASKS)
-    config = Config(**vars(parser.parse_args()))  # now with these defaults
+    config = Config(**vars(parser.parse_args()))  # once more, with these defaults
     try:
         check(config)
     except ValueError as error:

@@ -3,26 +3,28 @@
 # ///
 """REINFORCE, the simplest policy gradient method, in one file.
 
-The policy π(a|s) is a small network. It gives the probability of each action a in state s, which
-the code calls obs. The policy plays N episodes to their ends. The return G_t is the sum of the
-rewards r from step t on, where a reward k steps later is multiplied by γ^k, with γ ≤ 1. Each return
-is compared with the mean of the N returns at the same step. Actions that were followed by a higher
-return than this mean become more likely, and the others become less likely.
+The policy π(a|s) is a small network. It gives the probability of each action a in state s. The code
+calls the state obs, which is short for observation. The policy plays N episodes. The return G_t is
+the sum of the rewards r from step t on. A reward k steps later is multiplied by γ^k, with γ ≤ 1.
+
+Each return is compared with a baseline b_t, which is the mean of the N returns at step t. An
+episode that is over counts as 0 there, because it has no reward left to collect. d is the standard
+deviation of all differences G_t - b_t. Dividing by d makes the size of the rewards irrelevant.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
-    L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           REINFORCE, baseline    [1] Eq. 13.11, [2]
+    L   = -E[log π(a_t|s_t) · (G_t - b_t)/d]           loss, with baseline    [1] Eq. 13.11, [2]
 
-L is the loss to minimise. E is the mean over all steps of the N episodes. The baseline b_t is the
-mean of the N returns at step t. An episode that is over counts as 0 there, because it has no reward
-left to collect. All differences G_t - b_t are divided by their standard deviation d, so that the
-size of the rewards does not matter.
+We minimise L. E is the mean over all steps of the N episodes. Where G_t is above b_t, L falls when
+π(a_t|s_t) rises, so action a_t becomes more likely. Where G_t is below b_t, a_t becomes less
+likely. The logarithm makes up for how often actions are played: a rare action is pushed seldom, but
+further.
 
-The theory multiplies the term of step t by γ^t, too. Nearly everyone leaves that factor out, because
-it makes late steps count for little. A time limit may cut an episode off. The rewards that would
-have followed count as 0 here.
+In CartPole, a cart balances a pole. Each step in which the pole stands has a reward of 1. An
+episode terminates when the pole falls. It is truncated when its time is up, which is after 500
+steps. It would have earned more then, but this script ignores that.
 
-`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. A score is an episode's
-sum of rewards, and CartPole is solved when the last 20 scores average 475.
+`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. A score is the sum of an
+episode's rewards. CartPole is solved when the last 20 scores average 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
@@ -32,6 +34,7 @@ import inspect
 import re
 import warnings
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from contextlib import closing
 from dataclasses import dataclass, fields
 
 import gymnasium as gym
@@ -39,10 +42,9 @@ import numpy as np
 import torch
 from gymnasium.wrappers.vector import FlattenObservation
 from torch import nn
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical
 
 torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-Distribution.set_default_validate_args(False)  # unchecked, distributions are faster
 
 
 @dataclass
@@ -55,30 +57,30 @@ class Config:
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
-    eval_episodes: int = 100  # episodes of the evaluation, each in its own copy; 0: none
+    eval_episodes: int = 100  # episodes to evaluate, each in an environment of its own; 0: none
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A feature is measured from its centre, which is where the first episodes began. The unit is half
-    of its root mean square distance from there.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
+    observations. rms is the root mean square of feature - centre in all observations so far.
     """
     def __init__(self, first_obs):
         super().__init__()
-        # Buffers are not learned, but state_dict() keeps them with the weights.
+        # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        # These two small numbers let the root mean square begin at 1, and keep it above 0.
+        # As 1e-8 / 1e-8 is 1, rms is 1 before any observation. It is never 0 afterwards.
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
         self.count = nn.Buffer(torch.tensor(1e-8))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled ones, limited to ±10."""
-        root_mean_square = (self.sum_of_squares / self.count).sqrt()
-        return (2 * (obs - self.centre) / root_mean_square).clamp(-10, 10)
+        """Observations (..., obs_dim) -> scaled ones, clipped at ±10."""
+        rms = (self.sum_of_squares / self.count).sqrt()
+        return (2 * (obs - self.centre) / rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Counts B more observations (B, obs_dim) in the root mean square."""
+        """Includes B more observations (B, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
 
@@ -87,11 +89,10 @@ class Policy(nn.Module):
     """The policy π(a|s): a network with one hidden layer."""
     def __init__(self, envs, config, first_obs):
         super().__init__()
-        obs_dim = first_obs.shape[1]
         n_actions = envs.single_action_space.n
         self.scale = ObsScale(first_obs)
         self.policy = nn.Sequential(
-            nn.Linear(obs_dim, config.hidden_size),
+            nn.Linear(first_obs.shape[1], config.hidden_size),
             nn.Tanh(),
             nn.Linear(config.hidden_size, n_actions),
         )
@@ -100,12 +101,15 @@ class Policy(nn.Module):
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
-        logits = self.policy(self.scale(obs))  # (..., n_actions): log π(·|s) up to a constant
+        logits = self.policy(self.scale(obs))  # (..., n_actions): Categorical takes their softmax
         return Categorical(logits=logits)
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
-        """Observations (N, obs_dim) -> actions (N,), an array: sampled, or the most likely ones."""
+        """Observations (N, obs_dim) -> actions (N,), a numpy array.
+
+        The actions are sampled, or with greedy they are the most likely ones.
+        """
         pi = self.pi(torch.as_tensor(obs).float())
         action = pi.mode if greedy else pi.sample()
         return action.numpy()
@@ -115,8 +119,8 @@ def play(agent, envs, greedy=False):
     """Plays one episode, of at most 10,000 steps, in each of the N environments.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
-    longest episode. An environment whose episode is over plays on. Its reward is then 0, and valid
-    is False.
+    longest episode. An environment whose episode is over begins another one by itself, until the
+    last episode is over. We ignore these steps: reward is 0 there, and valid is False.
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
@@ -133,41 +137,41 @@ def play(agent, envs, greedy=False):
 
 
 def compute_returns(reward, gamma):
-    """Returns G_t = r_t + γ G_{t+1} (T, N); rewards (T, N) have to be 0 after an episode's end."""
-    return_ = reward.clone()
+    """The returns G_t (T, N) of rewards (T, N), which have to be 0 after an episode's end."""
+    return_ = reward.clone()  # the last row is right already
     for t in reversed(range(len(reward) - 1)):
         return_[t] = reward[t] + gamma * return_[t + 1]
     return return_
 
 
-def reinforce_loss(pi, action, return_, valid):
-    """The loss L to minimise. valid (T, N) marks the B steps of the episodes.
+def reinforce_loss(log_prob, return_, valid):
+    """The loss L. All are (T, N). valid marks the B steps that belong to the episodes.
 
-    return_ is (T, N). pi holds B distributions, and action is (B,).
+    If all returns are positive, every action played is pushed up without a baseline, good or bad.
+    On average the baseline adds nothing to the gradient, but it takes luck out of a single update.
     """
-    # On average, subtracting the baseline does not change the gradient's direction. It takes away
-    # noise.
-    baseline = return_.mean(1, keepdim=True)  # (T, 1): the mean of the N returns at the same step
-    difference = (return_ - baseline)[valid]  # (B,)
-    weight = difference / (difference.std(correction=0) + 1e-8)
-    log_prob = pi.log_prob(action)
-    assert log_prob.shape == weight.shape  # (B, 1) would broadcast to (B, B)
+    baseline = return_.mean(1, keepdim=True)  # (T, 1)
+    difference = return_ - baseline  # (T, N)
+    difference = difference[valid]  # (B,)
+    weight = difference / (difference.std(correction=0) + 1e-8)  # 1e-8: no division by 0
+    log_prob = log_prob[valid]
+    assert log_prob.shape == weight.shape
     return -(log_prob * weight).mean()
 
 
 def update(agent, optimizer, episodes, gamma):
-    """Takes one optimizer step on what play() returned. Returns the entropy of the policy."""
+    """Takes one optimizer step. Returns the entropy, a measure of how undecided the policy is."""
     obs, action, reward, valid = episodes
-    return_ = compute_returns(reward, gamma)
-    pi = agent.pi(obs[valid])  # x[valid] holds the B steps of the episodes
-    loss = reinforce_loss(pi, action[valid], return_, valid)
+    pi = agent.pi(obs)  # T times N distributions
+    return_ = compute_returns(reward, gamma)  # (T, N)
+    loss = reinforce_loss(pi.log_prob(action), return_, valid)
     if not loss.isfinite():
         raise FloatingPointError("the loss is not finite: are the rewards too large?")
-    optimizer.zero_grad()
+    agent.zero_grad()
     loss.backward()
     optimizer.step()
-    agent.scale.include(obs[valid])  # last, as π must still be the policy that played
-    return pi.entropy().mean()
+    agent.scale.include(obs[valid])  # only now: a new scale changes π, and the loss needs the old π
+    return pi.entropy()[valid].mean()
 
 
 def train(config):
@@ -177,35 +181,33 @@ def train(config):
     environment that cannot be made) or FloatingPointError (a loss that is not finite).
     """
     check(config)
-    envs = make_envs(config.env_id, config.num_envs)
-    torch.manual_seed(config.seed)
-    # Environment i gets seed + i, so the seeds of two runs are 1000 apart. Later resets get none.
-    first_obs, _ = envs.reset(seed=1000 * config.seed)
-    agent = Policy(envs, config, first_obs)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate)
-    env_step = next_report = 0
-    history = []
-    try:
-        while env_step < config.total_steps:
-            remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
-            optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+    with closing(make_envs(config.env_id, config.num_envs)) as envs:
+        torch.manual_seed(config.seed)
+        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on. So two runs share
+        # none.
+        first_obs, _ = envs.reset(seed=1000 * config.seed)
+        agent = Policy(envs, config, first_obs)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate)
+        history = []
+        env_step = 0
+        next_report = 0
+        try:
+            while env_step < config.total_steps:
+                remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
+                optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
-            episodes = play(agent, envs)
-            _, _, reward, valid = episodes
-            length = valid.sum(0)  # (N,)
-            score = reward.sum(0)  # (N,)
-            for n in length.argsort():  # the episodes in the order of their ends
-                history.append((env_step + config.num_envs * int(length[n]), float(score[n])))
-            env_step += valid.numel()  # steps after an episode's end count, too
-            entropy = update(agent, optimizer, episodes, config.gamma)
+                episodes = play(agent, envs)
+                _, _, reward, valid = episodes
+                env_step += valid.numel()  # steps after an episode's end count, too
+                for score in reward.sum(0):
+                    history.append((env_step, float(score)))
+                entropy = update(agent, optimizer, episodes, config.gamma)
 
-            if env_step >= next_report or env_step >= config.total_steps:
-                next_report = env_step + config.total_steps / 20
-                report(config, env_step, history, entropy)
-    except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-        print(f"stopped at step {env_step:,}")
-    finally:
-        envs.close()
+                if env_step >= next_report or env_step >= config.total_steps:
+                    next_report = env_step + config.total_steps / 20
+                    report(config, env_step, history, entropy)
+        except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
+            print(f"stopped at step {env_step:,}")
     return agent, history
 
 
@@ -240,8 +242,8 @@ def report(config, env_step, history, entropy):
     """Prints a line, about twenty times a run."""
     scores = [score for _, score in history[-20:]]
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
-    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score of "
-          f"the last 20 episodes: {average}  entropy {entropy:.2g}", flush=True)
+    print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
+          f"of the last 20 episodes: {average}  entropy {entropy:.2g}", flush=True)
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
@@ -258,9 +260,8 @@ def main():
     agent, _ = train(config)
     if config.eval_episodes:
         print(f"evaluating in {config.eval_episodes} environments", flush=True)
-        envs = make_envs(config.env_id, config.eval_episodes)
-        scores = evaluate(agent, envs, seed=config.seed)
-        envs.close()
+        with closing(make_envs(config.env_id, config.eval_episodes)) as envs:
+            scores = evaluate(agent, envs, seed=config.seed)
         print(f"greedy evaluation: {scores.mean():.6g} over {len(scores)} episodes")
 
 

@@ -4,17 +4,24 @@ import contextlib
 import importlib
 import io
 import os
+import random
+import re
 import sys
+import warnings
+from collections import namedtuple
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from ablations import edited_text, module_of
+from torch.distributions import Distribution
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "measure")]
+
+from ablations import edited_text, module_of  # noqa: E402  it lies in tests/measure
+
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 PPO = ["ppo_discrete", "ppo_continuous"]
@@ -22,9 +29,20 @@ SCRIPTS = [*PPO, "reinforce", "actor_critic"]
 
 
 @pytest.fixture(autouse=True)
-def same_random_numbers():
-    """Every test draws the same numbers each time, whatever ran before it."""
+def same_state():
+    """Every test begins with the same random numbers and settings, and what it changes goes with it."""
+    random.seed(0)
+    np.random.seed(0)
     torch.manual_seed(0)
+    Distribution.set_default_validate_args(False)  # as each script does when it is imported
+    level, make_vec = gym.logger.min_level, gym.make_vec
+    folder, variables = os.getcwd(), dict(os.environ)
+    with warnings.catch_warnings():  # pytest does this, too, unless its plugin for warnings is off
+        yield
+    gym.logger.min_level, gym.make_vec = level, make_vec
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def load(name):
@@ -34,6 +52,11 @@ def load(name):
 def edited(name, *pairs):
     """The script as a new module, with each old text replaced by a new one. The old one must be there exactly once."""
     return module_of(edited_text(name, pairs), name)
+
+
+def activation_of(config):
+    """What stands between the layers of the networks: tanh, where it is no setting."""
+    return {"relu": torch.relu, "tanh": torch.tanh}[getattr(config, "activation", "tanh")]
 
 
 def run_main(module, monkeypatch, capsys, *arguments):
@@ -46,6 +69,46 @@ def run_main(module, monkeypatch, capsys, *arguments):
     except SystemExit as stop:
         status = stop.code
     return status, *capsys.readouterr()
+
+
+Line = namedtuple("Line", "step total episode average kl entropy")
+
+
+def parse_line(line):
+    """The numbers of a line that a script prints while it trains. None stands for a number that is not there."""
+    pattern = (r"step (\S+) of (\S+)  episode (\S+)  "
+               r"average score of the last 20 episodes: (no episode yet|\S+)(?:  kl (\S+))?  entropy (\S+)")
+    match = re.fullmatch(pattern, line)
+    assert match, line
+    *counts, average, kl, entropy = match.groups()
+    counts = [int(word.replace(",", "")) for word in counts]
+    average = None if average == "no episode yet" else float(average)
+    kl = None if kl is None else float(kl)
+    entropy = float(entropy)
+    again = ["no episode yet" if average is None else f"{average:.6g}", None if kl is None else f"{kl:.2g}"]
+    assert list(match.groups()) == [*(f"{x:,}" for x in counts), *again, f"{entropy:.2g}"]  # as many digits as these
+    return Line(*counts, average, kl, entropy)
+
+
+def arrays_in(x):
+    """All tensors in something that may be nested: a list, a module, a buffer, a distribution."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    if isinstance(x, torch.nn.Module):
+        x = x.state_dict()
+    if hasattr(x, "__dict__") and not isinstance(x, dict):
+        x = vars(x)
+    inside = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else ()
+    return [array for part in inside for array in arrays_in(part)]
+
+
+def untouched(function, *given):
+    """function(*given), which must leave all tensors in what it is given as they are."""
+    arrays = arrays_in(given)
+    before = [array.detach().clone() for array in arrays]
+    result = function(*given)
+    assert arrays and all(map(torch.equal, arrays, before))
+    return result
 
 
 def spy(patch, owner, name, note):
@@ -133,8 +196,24 @@ def marked(name, kind="Marked"):
     return f"{kind}Box-v0" if name == "ppo_continuous" else f"{kind}Discrete-v0"
 
 
+def new_agent(name):
+    """(script, config, environments, an agent that has seen some observations and reacts to them)."""
+    module, sizes = load(name), {} if name == "reinforce" else {"num_steps": 8}
+    config = module.Config(env_id=marked(name), num_envs=3, hidden_size=4, **sizes)
+    envs = module.make_envs(config.env_id, 3)
+    network = module.Policy if name == "reinforce" else module.ActorCritic
+    agent = network(envs, config, envs.reset(seed=0)[0])
+    agent.scale.include(torch.randn(7, 3))
+    for weights in agent.parameters():
+        torch.nn.init.normal_(weights)
+    return module, config, envs, agent
+
+
 class Recount(gym.vector.VectorWrapper):
-    """Counts steps, returns and true successors by itself, straight from the environment's answers."""
+    """Counts steps, returns and true successors by itself, straight from the environment's answers.
+
+    starts are the first observations of all episodes that were played.
+    """
 
     def __init__(self, env):
         super().__init__(env)
@@ -144,12 +223,14 @@ class Recount(gym.vector.VectorWrapper):
         obs, info = super().reset(**kwargs)
         self.over = [False] * self.num_envs
         self.returns = [0.0] * self.num_envs
-        self.starts += [tuple(row) for row in obs]
+        self.reset_to = [tuple(row) for row in obs]
         return obs, info
 
     def step(self, actions):
         obs, reward, terminated, truncated, info = super().step(actions)
         self.env_step += self.num_envs
+        self.starts += self.reset_to
+        self.reset_to = []
         self.rows.append((obs.copy(), reward.copy(), terminated.copy(), truncated.copy(), list(self.over)))
         finished = []
         for i in range(self.num_envs):

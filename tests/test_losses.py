@@ -1,10 +1,11 @@
-"""The loss of PPO: its gradients where the equations say what these must be, and the numbers beside it."""
+"""The losses: their gradients where the equations say what these must be, and the numbers beside them."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from conftest import PPO, load
+from conftest import PPO, SCRIPTS, load, new_agent, untouched
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 
@@ -46,12 +47,6 @@ def test_clipped_gradient_is_zero_exactly_where_it_must_be(name):
 
 
 @pytest.mark.parametrize("name", PPO)
-def test_gradient_at_ratio_1_is_the_policy_gradient(name):
-    advantage = torch.randn(8)
-    torch.testing.assert_close(gradient_of(name, torch.ones(8), advantage), -advantage / 8)
-
-
-@pytest.mark.parametrize("name", PPO)
 def test_the_loss_is_the_sum_of_its_terms(name):
     ratio, advantage, value, return_ = torch.rand(6) + 0.5, torch.randn(6), torch.randn(6), torch.randn(6)
     error = sum((v - r) ** 2 for v, r in zip(value.tolist(), return_.tolist())) / 6
@@ -65,13 +60,6 @@ def test_the_loss_is_the_sum_of_its_terms(name):
         numbers, _ = loss_of(name, ratio, advantage, value, return_, clip_eps=eps, entropy_coef=coefficient)
         loss = -sum(gains) / 6 + 0.5 * error - coefficient * entropy
         assert [x.item() for x in numbers] == pytest.approx([loss, kl, entropy], abs=1e-5)
-
-
-@pytest.mark.parametrize("name", PPO)
-def test_the_critic_moves_to_the_return(name):
-    value, return_ = torch.randn(6, requires_grad=True), torch.randn(6)
-    (loss, _, _), _ = loss_of(name, torch.rand(6) + 0.5, torch.randn(6), value, return_)
-    torch.testing.assert_close(torch.autograd.grad(loss, value)[0], ((value - return_) / 6).detach())
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -89,22 +77,100 @@ def test_the_kl_leads_from_the_old_policy_to_the_new_one(name):
 
 
 @pytest.mark.parametrize("name", PPO)
-def test_the_entropy_bonus_raises_the_entropy(name):
-    zero, module, parameter = torch.zeros(1), load(name), torch.tensor([[0.5, 1.7]], requires_grad=True)
-    if name == "ppo_discrete":
-        pi, action = Categorical(logits=parameter), torch.zeros(1, dtype=torch.long)
-    else:
-        pi, action = Independent(Normal(torch.zeros(1, 2), parameter), 1), torch.zeros(1, 2)
-    old = pi.log_prob(action).detach()
-    loss, _, _ = module.ppo_loss(pi, zero, action, old, zero, zero, 0.2, 0.5)
-    up, down = (torch.autograd.grad(x, parameter, retain_graph=True)[0] for x in (pi.entropy().sum(), loss))
-    assert up.abs().min() > 0.1
-    torch.testing.assert_close(down, -0.5 * up)
-
-
-@pytest.mark.parametrize("name", PPO)
 @pytest.mark.parametrize("wrong", ["advantage", "value", "return_"])
 def test_shapes_that_would_broadcast_are_refused(name, wrong):
     arguments = {"advantage": torch.zeros(4), wrong: torch.zeros(4, 1)}
     with pytest.raises(AssertionError):
         loss_of(name, torch.ones(4), **arguments)
+
+
+def spread(numbers):
+    mean = sum(numbers) / len(numbers)
+    return math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers))
+
+
+def gradient_by_weight(pi, action, weights):
+    """The gradient, in the logits, of minus the mean of weight · log π(a|s)."""
+    onehot = torch.nn.functional.one_hot(action, pi.probs.shape[1])
+    return (-(onehot - pi.probs) * torch.tensor(weights)[:, None] / len(weights)).detach()
+
+
+def test_the_actor_critic_weighs_with_normalised_td_errors():
+    """No gradient flows through these, and the critic moves by the square of the plain ones alone."""
+    logits, delta = torch.randn(6, 3, requires_grad=True), torch.tensor([5.0, 1, 1, 7, -30, 2], requires_grad=True)
+    pi, action, numbers = Categorical(logits=logits), torch.randint(3, (6,)), delta.tolist()
+    weights = [(x - sum(numbers) / 6) / spread(numbers) for x in numbers]
+    loss, _ = load("actor_critic").actor_critic_loss(pi, action, delta, 0.0)
+    of_logits, of_delta = torch.autograd.grad(loss, [logits, delta])
+    torch.testing.assert_close(of_logits, gradient_by_weight(pi, action, weights))
+    torch.testing.assert_close(of_delta, (delta / 6).detach())
+
+
+def test_reinforce_weighs_by_the_distance_from_each_steps_mean():
+    """Three environments, of which the third plays a step less, and so has nothing to collect in the last one."""
+    return_, valid = torch.randn(4, 3), torch.ones(4, 3).bool()
+    valid[3, 2], return_[3, 2] = False, 0.0
+    logits, action, rows = torch.randn(11, 3, requires_grad=True), torch.randint(3, (11,)), return_.tolist()
+    distances = [rows[t][n] - sum(rows[t]) / 3 for t in range(4) for n in range(3) if valid[t, n]]
+    pi = Categorical(logits=logits)
+    log_prob = torch.zeros(4, 3).masked_scatter(valid, pi.log_prob(action))
+    loss = load("reinforce").reinforce_loss(log_prob, return_, valid)
+    expected = gradient_by_weight(pi, action, [x / spread(distances) for x in distances])
+    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], expected)
+
+
+def test_where_nothing_went_better_no_action_becomes_likelier():
+    logits, valid = torch.randn(6, 3, requires_grad=True), torch.ones(3, 2).bool()
+    pi, action = Categorical(logits=logits), torch.zeros(6).long()
+    first, _ = load("actor_critic").actor_critic_loss(pi, action, torch.ones(6), 0.0)
+    second = load("reinforce").reinforce_loss(pi.log_prob(action).view(3, 2), torch.ones(3, 2), valid)
+    assert first == 0.5 and second == 0  # 0.5: the critic was wrong by 1
+
+
+def test_other_losses_refuse_shapes_that_would_broadcast():
+    pi, action = Categorical(logits=torch.randn(4, 3)), torch.zeros(4).long()
+    with pytest.raises(AssertionError):
+        load("actor_critic").actor_critic_loss(pi, action, torch.randn(4, 1), 0.0)
+    with pytest.raises(AssertionError):
+        load("reinforce").reinforce_loss(torch.randn(2, 2, 1), torch.randn(2, 2), torch.ones(2, 2).bool())
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_actions_depend_on_the_observations_and_not_on_their_type(name, greedy):
+    *_, agent = new_agent(name)
+    whole, found = np.random.randint(-9, 9, (50, 3)), []
+    for obs in (whole.astype(np.float32), whole.astype(np.float64), whole, torch.as_tensor(whole).float()):
+        torch.manual_seed(1)
+        found.append(agent.act(obs, greedy))
+        assert found[-1].shape == ((50, 2) if name == "ppo_continuous" else (50,))
+        np.testing.assert_array_equal(found[-1], found[0])
+    assert len(np.unique(found[0])) > 1
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_functions_leave_what_they_are_given_as_it_is(name):
+    module, config, envs, agent = new_agent(name)
+    network, optimizer, obs = type(agent), torch.optim.Adam(agent.parameters()), torch.randn(7, 3)
+    untouched(type(agent.scale).forward, agent.scale, obs)
+    untouched(network.act, agent, obs)
+    pi = untouched(network.pi, agent, obs)
+    action, numbers = pi.sample(), [torch.randn(7) for _ in range(4)]
+    if name == "reinforce":
+        episodes = module.play(agent, envs)
+        return_ = untouched(module.compute_returns, episodes[2], 0.9)
+        untouched(module.reinforce_loss, torch.randn(return_.shape), return_, episodes[3])
+        untouched(lambda episodes: module.update(agent, optimizer, episodes, 0.9), episodes)
+        return
+    buffer = module.RolloutBuffer(envs, 8)
+    buffer.collect(envs, agent, 0)
+    value, reward = untouched(network.value, agent, buffer.obs), torch.randn(8, 3)
+    if name == "actor_critic":
+        untouched(module.td_error, reward, value[:-1], value[1:], buffer.terminated, 0.9)
+        untouched(module.actor_critic_loss, pi, action, numbers[0], 0.1)
+        untouched(lambda *given: module.update(agent, optimizer, *given, config), buffer, reward)
+        return
+    untouched(module.compute_gae, reward, value, buffer.terminated, buffer.done, 0.9, 0.9)
+    untouched(module.ppo_loss, pi, numbers[0], action, *numbers[1:], 0.2, 0.1)
+    batch = untouched(module.make_batch, buffer, agent, config)
+    untouched(lambda batch: module.update(agent, optimizer, batch, 0.1, config), batch)

@@ -9,7 +9,6 @@ agree, and so do the statistics, the checkpoint and the numbers that were printe
 """
 
 import math
-import re
 from collections import Counter, namedtuple
 from types import SimpleNamespace
 
@@ -17,13 +16,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import PPO, load, marked
+from conftest import PPO, activation_of, load, marked, parse_line, spy
 
-BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-5
-NEAR, FAR = (0, 0, 0), (-40, 0, 7)  # what is added to all observations
+BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-8
+NEAR, FAR = (0, 0, 0), (-5000, 5, 300)  # what is added to all observations
 
 
 # ---- What is recorded while a script trains ----
+
+
+def spread_out(obs):
+    """Observations (N, 3) whose second feature begins elsewhere in each environment, and goes far from there."""
+    first = np.arange(len(obs), dtype=np.float32)
+    return np.stack([obs[:, 0], 3 * obs[:, 1] + first / 2, obs[:, 2]], 1)
 
 
 class Recorder(gym.vector.VectorWrapper):
@@ -53,41 +58,36 @@ def record(monkeypatch, capsys, wrap):
         module = load(name)
         config = module.Config(env_id=marked(name), **settings)
         network = module.Policy if name == "reinforce" else module.ActorCritic
-        act, randperm, sample = network.act, torch.randperm, torch.distributions.Categorical.sample
+        act, randperm = network.act, torch.randperm
         first_weights = {}
         acts = []  # of each step: observations, actions, their log-probability
         orders = []  # of each epoch: a permutation of the steps
-        draws = []  # of each update with Q: the actions that were drawn, but not played
+        entropies = []  # of each update, before it is rounded
 
         def kept_act(agent, obs, greedy=False):
             if not acts:
                 first_weights.update((key, x.detach().double().clone()) for key, x in agent.named_parameters())
             action = act(agent, obs, greedy)
             with torch.no_grad():
-                log_prob = agent.pi(torch.tensor(obs)).log_prob(torch.tensor(action))
-            acts.append((obs.copy(), action.copy(), log_prob.numpy()))
+                log_prob = agent.pi(torch.as_tensor(obs)).log_prob(torch.as_tensor(action))
+            acts.append((torch.as_tensor(obs).clone().numpy(), action.copy(), log_prob.numpy()))
             return action
 
         def kept_order(*args, **kwargs):
             orders.append(randperm(*args, **kwargs))
             return orders[-1].clone()
 
-        def kept_draw(pi, *args):
-            drawn = sample(pi, *args)
-            draws.extend([drawn.clone()] if drawn.ndim == 2 else [])  # not (N,), which is an act
-            return drawn
-
         monkeypatch.setattr(network, "act", kept_act)
         monkeypatch.setattr(torch, "randperm", kept_order)
-        monkeypatch.setattr(torch.distributions.Categorical, "sample", kept_draw)
-        transform = gym.wrappers.vector.TransformObservation
-        made = wrap(lambda envs: Recorder(transform(envs, lambda obs: obs + np.float32(offset))))
+        spy(monkeypatch, module, "report", lambda _, *given: entropies.append(given[-1].item()))
+        wrapper = gym.wrappers.vector.TransformObservation
+        made = wrap(lambda envs: Recorder(wrapper(envs, lambda obs: spread_out(obs) + np.float32(offset))))
         agent, history = module.train(config)
         printed, (envs,) = capsys.readouterr().out, made
         return SimpleNamespace(
             name=name, config=config, first_weights=first_weights, agent=agent, history=history, printed=printed,
             checkpoint=torch.load(config.save, weights_only=True) if "save" in settings else None,
-            envs=envs, offset=offset, acts=acts, orders=orders, draws=draws,
+            envs=envs, offset=offset, acts=acts, orders=orders, entropies=entropies,
         )
 
     return run
@@ -135,8 +135,8 @@ class SlowAgent:
     def __init__(self, recording):
         self.recording, self.config, self.weights = recording, recording.config, {}
         self.rewards, self.returns = rewards_to_learn_from(recording)
-        self.seen, self.scale = [], {}  # until something has been seen, PPO changes nothing, the others double it
-        self.shifts, self.units = [0.0] * 3, [1.0 if recording.name in PPO else 0.5] * 3
+        self.centre = recording.envs.resets[0][2].mean(0)  # where the first episodes began, in float32
+        self.sums, self.count = [1e-8] * 3, 1e-8
         self.events = Counter()  # how often what the tests are about happened
         self.mean, self.square, self.updates = {}, {}, 0
         for name, weight in recording.first_weights.items():
@@ -144,10 +144,10 @@ class SlowAgent:
             self.mean[name], self.square[name] = torch.zeros_like(weight), torch.zeros_like(weight)
 
     def look(self, obs):
-        """An observation as the networks see it: shifted, scaled and clipped at 10."""
+        """An observation as the networks see it: from the centre, in half root mean squares, clipped at 10."""
         x = []
-        for number, shift, unit in zip(obs.tolist(), self.shifts, self.units, strict=True):
-            number = (number - shift) / unit
+        for number, centre, total in zip(obs.tolist(), self.centre.tolist(), self.sums, strict=True):
+            number = 2 * (number - centre) / math.sqrt(total / self.count)
             if abs(number) > 10:
                 self.events["observation clipped"] += 1
                 number = math.copysign(10, number)
@@ -156,8 +156,7 @@ class SlowAgent:
 
     def network(self, name, obs):
         """The output of a network: linear layers, with the activation after each but the last."""
-        activation = getattr(self.config, "activation", "relu" if torch.nn.Tanh is torch.nn.ReLU else "tanh")
-        x, bend = self.look(obs), {"relu": torch.relu, "tanh": torch.tanh}[activation]
+        x, bend = self.look(obs), activation_of(self.config)
         layers = [key.removesuffix(".weight") for key in self.weights if key.startswith(name) and "weight" in key]
         for layer in layers:
             x = self.weights[f"{layer}.weight"] @ x + self.weights[f"{layer}.bias"]
@@ -168,9 +167,9 @@ class SlowAgent:
         out = self.network("policy", obs)
         return Gaussian(out, self.weights["log_std"]) if "log_std" in self.weights else Choice(out)
 
-    def value(self, obs, critic="critic", action=0):
-        """A critic's output, as a plain number."""
-        return self.network(critic, obs)[int(action)].item()
+    def value(self, obs):
+        """The critic's output, as a plain number."""
+        return self.network("critic", obs)[0].item()
 
     def descend(self, loss, learning_rate, longest):
         """A step of Adam along the gradient, which is shortened first if it is too long."""
@@ -189,46 +188,24 @@ class SlowAgent:
             self.weights[name] = weight.detach().requires_grad_()
 
     def learn_observations(self, steps):
-        """Adds them to those seen, which are the scale: half their root mean square or, in PPO, their deviation.
-
-        In PPO the first ones decide for good which features are shifted, and how far. It is those whose
-        mean is more than 2 standard deviations from 0: they are moved to 2, or from beyond 10 to 0.
-        """
-        first, size = not self.seen, len(self.seen) + len(steps)
-        self.seen += [step.obs.tolist() for step in steps]
-        columns = list(zip(*self.seen))
-        self.scale = {"count": [size]}
-        if self.recording.name not in PPO:
-            self.scale["mean_square"] = [sum(x**2 for x in column) / size for column in columns]
-            self.units = [math.sqrt(square + 1e-8) / 2 for square in self.scale["mean_square"]]
-            return
-        means = [sum(column) / size for column in columns]
-        variances = [sum((x - mean) ** 2 for x in column) / size for column, mean in zip(columns, means)]
-        stds = [math.sqrt(max(variance, 1e-8)) for variance in variances]
-        self.units = [std / self.config.obs_std for std in stds]
-        for j, (mean, std) in enumerate(zip(means, stds)):
-            if first and abs(mean) > 10 * std:
-                self.shifts[j] = mean
-                self.events["centred"] += 1
-            elif first and abs(mean) > 2 * std:
-                self.shifts[j] = mean - math.copysign(2 * std, mean)
-                self.events["moved"] += 1
-            elif first:
-                self.events["not centred"] += 1
-        self.shifts = [float(np.float32(shift)) for shift in self.shifts]  # kept in single precision
-        self.scale |= {"mean": means, "std": stds, "shift": self.shifts}
+        """Counts them in the root mean square, which starts as if a little had been seen at a distance of 1."""
+        for j, centre in enumerate(self.centre.tolist()):
+            self.sums[j] += sum((float(step.obs[j]) - centre) ** 2 for step in steps)
+        self.count += len(steps)
 
 
 def rewards_to_learn_from(recording):
     """Row t holds those of step t; in PPO also the statistics of the returns that they were divided by.
 
     These discounted sums of the past rewards forget the past at a terminal step. Their mean and variance
-    start as if 0.0001 returns of mean 0 and variance 1 had been seen before.
+    start as if 0.0001 returns of mean 0 and variance 1 had been seen before. The actor-critic divides by 20
+    root mean squares of all rewards up to the update, in which steps that only reset do not count.
     """
     config, N = recording.config, recording.envs.num_envs
-    if recording.name not in PPO:
-        scale = config.reward_scale if recording.name == "actor_critic" else 1.0
-        return [[scale * r for r in reward.tolist()] for _, _, reward, _, _ in recording.envs.steps], None
+    if recording.name == "reinforce":
+        return [reward.tolist() for _, _, reward, _, _ in recording.envs.steps], None
+    if recording.name == "actor_critic":
+        return rewards_by_root_mean_square(recording), None
     total, over, returns, rows = [0.0] * N, [False] * N, [], []
     for _, _, reward, terminated, truncated in recording.envs.steps:
         for n in range(N):
@@ -241,6 +218,18 @@ def rewards_to_learn_from(recording):
         variance = (sum((x - mean) ** 2 for x in returns) + 1e-4 * (1 + mean**2)) / count
         rows.append([r / math.sqrt(variance + 1e-8) for r in reward.tolist()])
     return rows, {"mean": mean, "var": variance, "count": count}
+
+
+def rewards_by_root_mean_square(recording):
+    over, squares, rows, size = [False] * recording.envs.num_envs, [], [], recording.config.num_steps
+    for first in range(0, len(recording.envs.steps), size):
+        steps = recording.envs.steps[first : first + size]
+        for _, _, reward, terminated, truncated in steps:
+            squares += [float(r) ** 2 for r, is_reset in zip(reward, over) if not is_reset]
+            over = (terminated | truncated).tolist()
+        unit = 20 * math.sqrt(sum(squares) / len(squares))
+        rows += [[float(r) / unit for r in reward] for _, _, reward, _, _ in steps]
+    return rows
 
 
 def pieces_of_episodes(agent, first, last):
@@ -275,8 +264,10 @@ def pieces_of_episodes(agent, first, last):
 def updates(agent):
     """Of each update: the pieces it learns from, the learning rate and the steps of each environment up to then."""
     config, envs, end = agent.config, agent.recording.envs, len(agent.recording.envs.steps)
-    firsts = [position for position, seed, _ in envs.resets if seed is None]  # REINFORCE resets before each update
-    firsts = firsts or list(range(0, end, config.num_steps))
+    if agent.recording.name == "reinforce":  # it resets before each update
+        firsts = [position for position, seed, _ in envs.resets if seed is None]
+    else:
+        firsts = list(range(0, end, config.num_steps))
     for first, last in zip(firsts, [*firsts[1:], end]):
         learning_rate = config.learning_rate * (1 - first * config.num_envs / config.total_steps)
         yield pieces_of_episodes(agent, first, last), learning_rate, last
@@ -307,19 +298,31 @@ def steps_and_policies(agent, pieces):
 def scores(recording):
     """(env_step, score) of each finished episode; every step of every environment is counted."""
     envs, totals, over, found = recording.envs, {}, set(), []
-    starts = [position for position, seed, _ in envs.resets if seed is None]
     for t, (_, _, reward, terminated, truncated) in enumerate(envs.steps):
-        if t in starts:  # REINFORCE starts all episodes together, and counts one of each environment
-            totals, over = {}, set()
         for n in range(envs.num_envs):
             if n in over:
-                over -= set() if starts else {n}
+                over.remove(n)
                 continue
             totals[n] = totals.get(n, 0.0) + float(reward[n])
             if terminated[n] or truncated[n]:
                 over.add(n)
                 found.append(((t + 1) * envs.num_envs, totals.pop(n)))
-    return sorted(found) if starts else found
+    return found
+
+
+def scores_of_first_episodes(recording):
+    """The same for REINFORCE, which starts all episodes together and counts them together, after the last one."""
+    envs, found = recording.envs, []
+    starts = [position for position, seed, _ in envs.resets if seed is None]
+    for first, last in zip(starts, [*starts[1:], len(envs.steps)]):
+        for n in range(envs.num_envs):
+            total = 0.0
+            for _, _, reward, terminated, truncated in envs.steps[first:last]:
+                total += float(reward[n])
+                if terminated[n] or truncated[n]:
+                    break
+            found.append((last * envs.num_envs, total))
+    return found
 
 
 # ---- The algorithms, in slow motion: each yields, after every update, how many steps it saw and what is printed ----
@@ -342,8 +345,7 @@ def slow_ppo(agent):
         steps, policies = steps_and_policies(agent, pieces)
         old = [pi.log_prob(step.action).item() for pi, step in zip(policies, steps)]
         remaining = learning_rate / config.learning_rate
-        fall = 3 if "log_std" in agent.weights else 2  # from c to -2c, or to -c: in the end a penalty
-        entropy_coef = config.entropy_coef * (1 - fall * (1 - remaining))
+        entropy_coef = config.entropy_coef * (2 * remaining - 1)  # in the end a penalty
         for _ in range(config.epochs):
             order = agent.recording.orders.pop(0).tolist()
             assert sorted(order) == list(range(len(steps)))
@@ -399,31 +401,14 @@ def slow_reinforce(agent):
 def slow_actor_critic(agent):
     config = agent.config
     for pieces, learning_rate, end in updates(agent):
-        # What π plays in each next observation. After the last step it is drawn for Q, but not played.
-        next_actions = [action for _, action, _ in agent.recording.acts[end - config.num_steps + 1 : end]]
-        if config.critic != "td":
-            (drawn,) = agent.recording.draws.pop(0)
-            next_actions.append(drawn)
-        errors, weights, (steps, policies) = [], [], steps_and_policies(agent, pieces)
+        deltas, (steps, policies) = [], steps_and_policies(agent, pieces)
         for step in steps:
-            if config.critic != "q":
-                next_v = 0.0 if step.terminated else agent.value(step.next_obs, "v_critic")
-                v = agent.network("v_critic", step.obs)[0]
-                v_error = step.reward + config.gamma * next_v - v
-            if config.critic != "td":
-                next_action = next_actions[step.t % config.num_steps][step.n]
-                next_q = 0.0 if step.terminated else agent.value(step.next_obs, "q_critic", next_action)
-                q = agent.network("q_critic", step.obs)[int(step.action)]
-                q_error = step.reward + config.gamma * next_q - q
-            if config.critic == "advantage":
-                weight, error = q - v, v_error**2 + q_error**2
-            else:
-                weight, error = (v_error, v_error**2) if config.critic == "td" else (q, q_error**2)
-            weights.append(weight.item())
-            errors.append(error)
+            next_value = 0.0 if step.terminated else agent.value(step.next_obs)
+            deltas.append(step.reward + config.gamma * next_value - agent.network("critic", step.obs)[0])
+        weights = standardized([delta.item() for delta in deltas])
         entropies = [pi.entropy() for pi in policies]
-        gains = [pi.log_prob(step.action) * x for pi, step, x in zip(policies, steps, standardized(weights))]
-        losses = [-g + e / 2 - config.entropy_coef * h for g, e, h in zip(gains, errors, entropies)]
+        gains = [pi.log_prob(step.action) * x for pi, step, x in zip(policies, steps, weights)]
+        losses = [-g + d**2 / 2 - config.entropy_coef * h for g, d, h in zip(gains, deltas, entropies)]
         agent.descend(sum(losses) / len(losses), learning_rate, config.max_grad_norm)
         agent.learn_observations(steps)
         yield end, {"entropy": mean_of(entropies)}
@@ -447,24 +432,25 @@ def differs(agent, weights):
 def compare(algorithm, recording):
     """Computes the run slowly, asserts that all is the same and returns the names of what happened."""
     slow, trained, weights, seen = SlowAgent(recording), recording.agent, [recording.first_weights], []
-    expected = scores(recording)
+    expected = (scores_of_first_episodes if recording.name == "reinforce" else scores)(recording)
     for end, metrics in algorithm(slow):
         weights.append(dict(slow.weights))
         seen.append((end * recording.config.num_envs, metrics))
-    assert not recording.orders and not recording.draws
+    assert not recording.orders
     assert seen[-2][0] < recording.config.total_steps <= seen[-1][0]
     assert not differs(trained, weights.pop())
     for earlier in weights:  # the comparison would notice if one update were left out, or all of them
         assert any(name.startswith("policy") for name in differs(trained, earlier))
-    assert set(trained.scale.state_dict()) == set(slow.scale)
-    far = np.abs(recording.offset).max()  # the further away, the fewer digits float32 has for what changes
+    scale = {"centre": slow.centre, "sum_of_squares": slow.sums, "count": slow.count}
+    assert set(trained.scale.state_dict()) == set(scale)
     for key, numbers in trained.scale.state_dict().items():
-        np.testing.assert_allclose(numbers, slow.scale[key], rtol=1e-5, atol=1e-6 + 1e-7 * far)
+        np.testing.assert_allclose(numbers, scale[key], rtol=1e-5)
 
     assert [step for step, _ in recording.history] == [step for step, _ in expected]
     np.testing.assert_allclose([x for _, x in recording.history], [x for _, x in expected], rtol=1e-4, atol=1e-5)
     seeds = [seed for _, seed, _ in recording.envs.resets]
-    assert seeds[0] is not None and not any(seeds[1:])  # with a seed twice, all episodes would come twice
+    assert seeds[0] is not None  # with a seed twice, all episodes would come twice
+    assert len(seeds) > 1 and set(seeds[1:]) == {None}
     if recording.checkpoint:
         assert recording.checkpoint["history"] == recording.history
         assert recording.checkpoint["env_step"] == seen[-1][0]
@@ -472,9 +458,10 @@ def compare(algorithm, recording):
         memory = recording.checkpoint["optimizer"]["state"]
         for i, name in enumerate(slow.weights):
             assert memory[i]["step"] == slow.updates
-            np.testing.assert_allclose(memory[i]["exp_avg"], slow.mean[name], rtol=1e-3, atol=1e-6 + 1e-8 * far)
-            np.testing.assert_allclose(memory[i]["exp_avg_sq"], slow.square[name], rtol=1e-3, atol=1e-6 + 1e-8 * far)
-    compare_printed(recording.printed, seen, expected)
+            np.testing.assert_allclose(memory[i]["exp_avg"], slow.mean[name], rtol=1e-3, atol=1e-6)
+            np.testing.assert_allclose(memory[i]["exp_avg_sq"], slow.square[name], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(recording.entropies, [metrics["entropy"] for _, metrics in seen], rtol=1e-4)
+    compare_printed(recording.printed, seen, expected, recording.config.total_steps)
     slow.events["more than 20 episodes"] = len(expected) > 20
     return set(+slow.events)
 
@@ -484,42 +471,39 @@ def rounded(number, form):
     return {form.format(number * (1 + error) + 1e-6 * error) for error in (-1e-3, 0.0, 1e-3)}
 
 
-def compare_printed(printed, seen, history):
+def compare_printed(printed, seen, history, total_steps):
     """Every line that a user read has the numbers of an update, and as many lines as a run of this length has."""
-    start = r"step ([\d,]+)  episode ([\d,]+)  average score of the last 20 episodes: (\S+)"
-    lines = printed.splitlines()
+    lines = [parse_line(line) for line in printed.splitlines()]
     assert len(lines) == len(seen) <= 20  # in a run as short as these, every update has one
     for line, (end, metrics) in zip(lines, seen):
         past = [score for step, score in history if step <= end]
-        average_score = sum(past[-20:]) / len(past[-20:]) if past else math.nan
-        step, episode, average, kl, entropy = re.fullmatch(start + r"(?:  kl (\S+))?  entropy (\S+)", line).groups()
-        assert (step, episode) == (f"{end:,}", f"{len(past):,}")
-        assert average in rounded(average_score, "{:.2f}")
-        assert entropy in rounded(metrics["entropy"], "{:.2g}")
-        assert (kl is None) == ("kl" not in metrics) and (kl is None or kl in rounded(metrics["kl"], "{:.2g}"))
+        assert line[:3] == (end, total_steps, len(past))
+        assert line.average == (pytest.approx(np.mean(past[-20:]), rel=1e-4, abs=1e-5) if past else None)
+        assert f"{line.entropy:.2g}" in rounded(metrics["entropy"], "{:.2g}")
+        assert (line.kl is None) == ("kl" not in metrics)
+        if line.kl is not None:
+            assert f"{line.kl:.2g}" in rounded(metrics["kl"], "{:.2g}")
 
 
 SIZES = dict(num_envs=3, hidden_size=5, gamma=0.9, learning_rate=0.02)
 ROLLOUTS = SIZES | dict(num_steps=8, total_steps=69, entropy_coef=0.1)  # three rollouts of 24
-PASSES = ROLLOUTS | dict(hidden_layers=2, epochs=3, num_minibatches=4, gae_lambda=0.7, clip_eps=0.1)
+PASSES = ROLLOUTS | dict(epochs=3, num_minibatches=4, gae_lambda=0.7, clip_eps=0.1)
 ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step left out", "reset step in the first row"}
 CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
-PPO_CASES = {
-    "clip": (dict(max_grad_norm=1.0), CLIPS | {"gradient shortened", "gradient left"}),
-    "short": (dict(max_grad_norm=0.1, obs_std=3.0, hidden_layers=1), CLIPS | {"gradient shortened", "not centred"}),
-    "long": (dict(max_grad_norm=1e9, entropy_coef=0.0, num_envs=5, total_steps=140), CLIPS | {"more than 20 episodes"}),
-    "far from 0": (dict(offset=(-5000, 5, 300), max_grad_norm=1.0, seed=1), CLIPS | {"centred", "moved"}),
+PPO_CASES = {  # settings, and what must happen
+    "clip": (dict(max_grad_norm=1.0), CLIPS),
+    "short": (dict(max_grad_norm=0.1), CLIPS | {"gradient shortened"}),
+    "long": (dict(max_grad_norm=1e9, num_envs=5, total_steps=140), CLIPS | {"gradient left", "more than 20 episodes"}),
+    "far from 0": (dict(max_grad_norm=1.0, offset=FAR, seed=1), set()),
 }
 
 
 @pytest.mark.parametrize("case", PPO_CASES)
 @pytest.mark.parametrize("name", PPO)
-def test_ppo_is_its_equations(name, case, record, monkeypatch, tmp_path):
+def test_ppo_is_its_equations(name, case, record, tmp_path):
     settings, wanted = PPO_CASES[case]
-    if case == "far from 0":  # tanh is so flat in 10, where the clip puts these, that float32 knows its slope badly
-        monkeypatch.setattr(torch.nn, "Tanh", torch.nn.ReLU)
-    if name == "ppo_continuous" and case != "far from 0":
-        settings = settings | {"activation": "relu" if case == "clip" else "tanh"}
+    if name == "ppo_continuous":
+        settings = settings | {"activation": "tanh" if case == "short" else "relu"}
     recording = record(name, **PASSES | settings, save=str(tmp_path / "run.pt"))
     if name == "ppo_continuous":  # it learns from actions as they were drawn; played are those in the range
         low, high = np.array([[-2.0, 0.0], [2.0, 10.0]])
@@ -532,12 +516,10 @@ def test_ppo_is_its_equations(name, case, record, monkeypatch, tmp_path):
 @pytest.mark.parametrize("offset", [NEAR, FAR])
 def test_reinforce_is_its_equations(offset, record):
     events = compare(slow_reinforce, record("reinforce", offset, **SIZES, total_steps=90))
-    assert {"terminated", "truncated", "goes on", "reset step left out"} <= events
-    assert ("observation clipped" in events) == (offset == FAR)
+    assert {"terminated", "truncated", "goes on", "reset step left out", "observation clipped"} <= events
 
 
-@pytest.mark.parametrize("critic, offset", [("td", NEAR), ("q", NEAR), ("advantage", NEAR), ("td", FAR)])
-def test_actor_critic_is_its_equations(critic, offset, record):
-    settings = ROLLOUTS | dict(critic=critic, max_grad_norm=0.4, reward_scale=0.5)
-    recording = record("actor_critic", offset, **settings)
+@pytest.mark.parametrize("offset", [NEAR, FAR])
+def test_actor_critic_is_its_equations(offset, record):
+    recording = record("actor_critic", offset, **ROLLOUTS, max_grad_norm=0.4)
     assert ENDS | {"gradient shortened", "observation clipped"} <= compare(slow_actor_critic, recording)

@@ -35,15 +35,19 @@ class StopWhenSolved(gym.vector.VectorWrapper):
     """Ends the training, as Ctrl-C would, once the average score of the last 20 episodes reaches a threshold.
 
     It keeps a history of its own: a script that is stopped within a rollout has not yet noted the rollout's episodes.
+    REINFORCE resets before each update, and counts only the first episode of each environment after a reset.
     """
 
     def __init__(self, env, threshold):
         super().__init__(env)
-        self.threshold, self.env_step, self.history, self.solved = threshold, 0, [], False
+        self.threshold, self.env_step, self.solved = threshold, 0, False
+        self.history, self.firsts = [], []  # (env_step, score) of all episodes, and of each environment's first ones
 
     def reset(self, *, seed=None, options=None):
         self.totals, self.playing = np.zeros(self.num_envs), np.ones(self.num_envs, bool)
-        self.once = seed is None  # REINFORCE resets before each update, and counts one episode of each environment
+        self.first = np.ones(self.num_envs, bool)
+        if self.env_step:  # the other scripts do not reset any more once they have begun to play
+            self.history = self.firsts
         return super().reset(seed=seed, options=options)
 
     def step(self, actions):
@@ -51,10 +55,15 @@ class StopWhenSolved(gym.vector.VectorWrapper):
         self.env_step += self.num_envs
         self.totals = np.where(self.playing, self.totals + reward, 0)  # else this step only reset the environment
         over = self.playing & (terminated | truncated)
-        self.playing = self.playing & ~over if self.once else ~over
-        scores = self.totals[over].tolist()
-        self.history += [(self.env_step, score) for score in scores]
-        if scores and solved_at(self.history[-19 - len(scores) :], self.threshold):
+        self.playing = ~over
+        for i in np.flatnonzero(over):
+            episode = (self.env_step, float(self.totals[i]))
+            if self.first[i]:
+                self.firsts.append(episode)
+            if self.history is not self.firsts:
+                self.history.append(episode)
+            self.first[i] = False
+        if over.any() and solved_at(self.history[-19 - self.num_envs :], self.threshold):
             self.solved = True
             raise KeyboardInterrupt
         return obs, reward, terminated, truncated, info

@@ -1,18 +1,20 @@
 """Measures the scripts over many seeds, and on request side by side with stable-baselines3.
 
-    python tests/benchmark.py                              every script, seeds 500 to 519
-    python tests/benchmark.py --script reinforce --seeds 200 201 202
-    python tests/benchmark.py --script actor_critic --flags "--critic q" "--critic advantage"
-    python tests/benchmark.py --script ppo_continuous --seeds 0 1 2 --flags "--env-id HalfCheetah-v5" --csv FILE --resume
+    python tests/measure/benchmark.py                      every script, seeds 500 to 519
+    python tests/measure/benchmark.py --script reinforce --seeds 200 201 202
+    python tests/measure/benchmark.py --script actor_critic --flags "--gamma 0.99" "--gamma 0.98"
+    python tests/measure/benchmark.py --script ppo_continuous --flags "--env-id HalfCheetah-v5" --csv FILE --resume
                                                            another task; what the CSV already has is kept
-    python tests/benchmark.py --peer sb3 --seeds 500 501   all scripts, the PPO ones in turn with SB3
-    python tests/benchmark.py --peer sb3 cleanrl minimalrl --peer-files FOLDER --peer-python PYTHON
-                                                           the same with CleanRL and minimalRL, see tests/peer.py
-    python tests/benchmark.py --ablate                     with one line of a script changed (tests/ablations.py)
-    python tests/benchmark.py --recipe TAXI --script ppo_discrete --flags "--env-id Taxi-v4"
-                                                           with the diff of README that has the word TAXI in it
-    python tests/benchmark.py --plot                       draws the pictures of README
-    python tests/benchmark.py --tasks                      the PPO scripts and SB3 on the tasks of tests/tasks.py
+    python tests/measure/benchmark.py --peer sb3 --seeds 500 501
+                                                           all scripts, the PPO ones in turn with SB3
+    python tests/measure/benchmark.py --peer sb3 cleanrl minimalrl --peer-files FOLDER --peer-python PYTHON
+                                                           the same with CleanRL and minimalRL, see peer.py
+    python tests/measure/benchmark.py --ablate             with one line of a script changed (ablations.py)
+    python tests/measure/benchmark.py --recipe TAXI --script ppo_discrete --flags "--env-id Taxi-v4"
+                                                           with the diff of README that has the word TAXI in it;
+                                                           a diff of actor_critic.py needs --script actor_critic
+    python tests/measure/benchmark.py --plot               draws the pictures of README
+    python tests/measure/benchmark.py --tasks              the PPO scripts and SB3 on the tasks of tasks.py
 
 Prints a Markdown table, and writes one line for each run to a CSV in tests/results. "Solved" means that
 the average of the last 20 finished training episodes reached 475 (CartPole) or -200 (Pendulum). After
@@ -44,7 +46,7 @@ from unittest import mock
 import gymnasium as gym
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import ablations  # noqa: E402
@@ -110,7 +112,9 @@ def measure(name, flags, seed, change="", text=""):
     # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
     episodes = 50 if config.env_id not in SOLVED else 100 if text else 1_000
     for kind in ("greedy", "sampled"):
-        scores = module.evaluate(agent, module.make_envs(config.env_id, episodes), kind == "greedy", seed)
+        envs = module.make_envs(config.env_id, episodes)
+        scores = module.evaluate(agent, envs, kind == "greedy", seed)
+        envs.close()
         row[kind] = round(float(scores.mean()), 2)
     if config.env_id in SOLVED:
         row["curve"] = curve(history, config.total_steps)
@@ -189,7 +193,8 @@ def main():
     parser.add_argument("--peer-python", help="the python of an environment with what CleanRL requires")
     parser.add_argument("--tasks", nargs="*", help="measure these tasks by name alone, or all, beside SB3")
     parser.add_argument("--ablate", nargs="?", const="", metavar="WORD", help="measure edits of the scripts' text")
-    parser.add_argument("--recipe", metavar="WORD", help="measure the diff of README with this word in it")
+    parser.add_argument("--recipe", metavar="WORD",
+                        help="measure the only diff of README with this word in it, in the scripts of --script")
     parser.add_argument("--plot", action="store_true",
                         help="draw the pictures in tests/results; SB3 is measured if it lacks")
     parser.add_argument("--resume", action="store_true", help="keep the CSV's runs and make those that are missing")

@@ -1,6 +1,6 @@
 """Runs another program unchanged, and prints the steps that it had played when CartPole or Pendulum was solved.
 
-    python tests/meter.py THRESHOLD LIMIT PROGRAM [flags]
+    python tests/measure/meter.py THRESHOLD LIMIT PROGRAM [flags]
 
 It counts inside of gymnasium's classes, so that all programs are counted in the same place, and stands alone, as it
 has to run where that program runs: with an older gymnasium, say. After LIMIT steps it prints None.

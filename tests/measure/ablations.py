@@ -1,7 +1,7 @@
 """What each detail of the scripts buys, and what each classic mistake costs, measured by editing their text.
 
-`python tests/benchmark.py --ablate` measures them all, `--ablate detached` those with that word in their name. Each
-run is a copy of a script in which one piece of text was replaced; all else is as it stands.
+`python tests/measure/benchmark.py --ablate` measures them all, `--ablate detached` those with that word in their name.
+Each run is a copy of a script in which a piece or two of its text were replaced; all else is as it stands.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer import count, middle
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PPO = ("ppo_discrete", "ppo_continuous")
 SEEDS = list(range(10))
 FLAGS = {"ppo_continuous": "--total-steps 50000"}  # half a run tells enough, in half the time
@@ -25,23 +25,30 @@ def edit(name, scripts, *pairs):
 
 edit("as it is", (*PPO, "actor_critic", "reinforce"))
 # Details off
-edit("no orthogonal initialisation", PPO, ("nn.init.orthogonal_(layer.weight, 2**0.5)", "pass"),
-     ("nn.init.orthogonal_(layer.weight, output_gain)", "pass"))
+CRITIC = "        self.critic = mlp(obs_dim, config.hidden_size, 1)\n"
+edit("orthogonal initialisation", PPO, (CRITIC, CRITIC + """        for network in (self.policy, self.critic):
+            for layer in network[::2]:
+                nn.init.orthogonal_(layer.weight, 1 if layer is network[-1] else 2**0.5)
+                nn.init.zeros_(layer.bias)
+"""))
 edit("gradient's norm not clipped", PPO, ("agent.parameters(), config.max_grad_norm,", "agent.parameters(), np.inf,"))
-edit("Adam's ε 1e-8", PPO, ("eps=1e-5", "eps=1e-8"))
+edit("Adam's ε 1e-5", PPO, ("config.learning_rate, fused=True", "config.learning_rate, eps=1e-5, fused=True"))
 edit("constant learning rate", PPO, ("config.learning_rate * remaining", "config.learning_rate"))
-edit("observations not scaled", PPO,
-     ("((obs - self.shift) * (self.target_std / self.std)).clamp(-10, 10)", "obs"))
+edit("observations not scaled", PPO, ("(2 * (obs - self.centre) / root_mean_square).clamp(-10, 10)", "obs"))
+edit("observations measured from 0", PPO,
+     ("torch.as_tensor(first_obs).float().mean(0)", "torch.zeros(first_obs.shape[1])"))
 edit("rewards not scaled", PPO, ("NormalizeReward(envs, config.gamma)", "envs"))
-edit("advantages not normalised", PPO, ("(b_advantage[mb] - mean) / (std + 1e-8)", "b_advantage[mb]"))
+edit("rewards not scaled", ("actor_critic",),
+     ("buffer.reward / (20 * (sum_of_squares / count).sqrt())", "buffer.reward"))
+edit("advantages not normalised", PPO, ("advantage = (advantage - mean) / (std + 1e-8)", "pass"))
 edit("no clip", PPO, ("ratio.clamp(1 - clip_eps, 1 + clip_eps)", "ratio"))
 edit("one environment", PPO, ("num_envs: int = 5", "num_envs: int = 1"))
-edit("minibatches not shuffled", PPO, ("torch.randperm(len(b_obs))", "torch.arange(len(b_obs))"))
+edit("minibatches not shuffled", PPO, ("torch.randperm(B)", "torch.arange(B)"))
 edit("γ 0.98, as on Pendulum", ("ppo_discrete",), ("gamma: float = 0.995", "gamma: float = 0.98"))
 edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = 0.98", "gamma: float = 0.995"))
-LOSS = "                    loss, kl, entropy = ppo_loss("
+MINIBATCH = "            obs, action, old_log_prob, advantage, return_ = [x[mb] for x in batch]\n"
 edit("values clipped, too", PPO,
-     (LOSS, f"                    ppo_loss.old_value = value[:-1][valid][mb]\n{LOSS}"),
+     (MINIBATCH, f"{MINIBATCH}            ppo_loss.old_value = return_ - advantage\n"),
      ("value_loss = (value - return_).square().mean()",
       "value_loss = torch.max((value - return_) ** 2, (ppo_loss.old_value - return_ + (value - ppo_loss.old_value).clamp("
       "-clip_eps, clip_eps)) ** 2).mean()"))
@@ -49,31 +56,26 @@ edit("values clipped, too", PPO,
 edit("target not detached", ("actor_critic",), ("target.detach() - value", "target - value"))
 edit("no baseline", ("reinforce",), ("(return_ - baseline)[valid]", "return_[valid]"))
 edit("truncation taken for termination", PPO,
-     ("value[1:] * ~terminated", "value[1:] * ~(terminated | truncated)"))
+     ("value[1:] * ~terminated", "value[1:] * ~done[1:]"))
 edit("advantages leak over ends of episodes", PPO,
-     ("continues = ~(terminated | truncated)", "continues = torch.ones_like(terminated)"))
-edit("reset step learned from", PPO,
-     ("self.valid[t] = ~(self.terminated[t - 1] | self.truncated[t - 1])", "self.valid[t] = True"))
+     ("advantage[t + 1] * ~done[t + 1]", "advantage[t + 1]"))
+edit("reset step learned from", PPO, ("valid = ~buffer.done[:-1]", "valid = torch.ones_like(buffer.terminated)"))
+UPDATE, EPOCHS = "            kl, entropy = update(", "    for _ in range(config.epochs):\n"
 edit("targets estimated anew by each epoch", PPO,
-     ("            for _ in range(config.epochs):\n", """            for _ in range(config.epochs):
-                with torch.no_grad():
-                    value = agent.value(obs)
-                advantage = compute_gae(reward, value, terminated, truncated,
-                                        config.gamma, config.gae_lambda)
-                b_advantage, b_return = advantage[valid], (advantage + value[:-1])[valid]
-"""))
+     (UPDATE, f"            update.buffer = buffer\n{UPDATE}"),
+     (EPOCHS, f"{EPOCHS}        batch = batch[:3] + make_batch(update.buffer, agent, config)[3:]\n"))
 edit("log-probability of the clipped action", ("ppo_continuous",),
      ("agent.act(self.obs[t])", "agent.act(self.obs[t]).clip(-1, 1)"))
 edit("entropy with the wrong sign, coefficient 0.01", PPO,
      ("- entropy_coef * entropy", "+ entropy_coef * entropy"),
      ("entropy_coef: float = 0.0 ", "entropy_coef: float = 0.01 "))
-RESET = "envs.reset(seed=seed)"
-ENDED = "                finished += [(env_step, float(score)) for score in scores]\n"
-edit("all episodes from the same starts", ("ppo_discrete",), (RESET, f"{RESET}\n        envs.first = seed"),
-     (ENDED, f"{ENDED}                envs.unwrapped.np_random = np.random.default_rng(envs.first)\n"))
-edit("all episodes from the same starts", ("ppo_continuous",), (RESET, f"{RESET}\n        envs.first = seed"),
+# Each environment's next episode begins as if it were its first; torch.initial_seed() is the run's seed.
+ENDED = "                    finished.append((env_step, float(score)))\n"
+edit("all episodes from the same starts", ("ppo_discrete",),
+     (ENDED, f"{ENDED}                envs.unwrapped.np_random = np.random.default_rng(1000 * torch.initial_seed())\n"))
+edit("all episodes from the same starts", ("ppo_continuous",),
      (ENDED, ENDED + """                for i, env in enumerate(envs.unwrapped.envs):
-                    env.unwrapped.np_random = np.random.default_rng(envs.first + i)
+                    env.unwrapped.np_random = np.random.default_rng(1000 * torch.initial_seed() + i)
 """))
 
 
@@ -92,10 +94,13 @@ def edited_text(script, pairs):
 
 
 def apply_diff(text, diff):
-    """The text with a diff of README in it: its hunks, with a line @@ between them, are edits."""
+    """The text with a diff of README in it: its hunks, with a line @@ between them, are edits.
+
+    An empty line belongs to the text around the change, as if a space stood before it.
+    """
     pairs = []
     for hunk in diff.split("@@\n"):
-        lines = hunk.splitlines(keepends=True)
+        lines = [line if line.strip() else " \n" for line in hunk.splitlines(keepends=True)]
         pairs.append(["".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +")])
     return replaced(text, pairs)
 

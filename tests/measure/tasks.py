@@ -1,10 +1,10 @@
 """The PPO scripts on tasks they were not written for, by name alone, beside stable-baselines3 with its defaults.
 
-`python tests/benchmark.py --tasks` measures them all, `--tasks Taxi-v4` those named. A run of ours has the settings
-that `--env-id` alone gives, and as many steps as the table says. stable-baselines3's PPO has its default settings, 8
-environments of 256 steps, and VecNormalize where the RL Zoo uses it. Afterwards each plays 100 fresh episodes with the
-likeliest actions. Their speed is measured in turn, three times over 20,480 steps of each task, in one torch thread.
-What stands in the CSV already is not measured again.
+`python tests/measure/benchmark.py --tasks` measures them all, `--tasks Taxi-v4` those named. A run of ours has the
+settings that `--env-id` alone gives, and as many steps as the table says. stable-baselines3's PPO has its default
+settings, 8 environments of 256 steps, and VecNormalize where the RL Zoo uses it. Afterwards each plays 100 fresh
+episodes with the likeliest actions. Their speed is measured in turn, three times over 20,480 steps of each task, in one
+torch thread. What stands in the CSV already is not measured again.
 """
 
 import importlib
@@ -61,7 +61,13 @@ def measure_task(train_ours, program, name, task, seed):
         start = time.perf_counter()
         module, _, agent, _ = train_ours(name, f"--env-id {task} --total-steps {steps}", seed)
         speed = steps / (time.perf_counter() - start)
-        evaluate = lambda: module.evaluate(agent, module.make_envs(task, 100), seed=seed).mean()
+
+        def evaluate():
+            envs = module.make_envs(task, 100)
+            scores = module.evaluate(agent, envs, seed=seed)
+            envs.close()
+            return scores.mean()
+
     result = {"steps_per_second": round(speed)} if seed in SPEED_SEEDS else {"greedy": round(float(evaluate()), 2)}
     row = {"program": program, "script": name, "task": task, "seed": seed, "steps_per_second": "", "greedy": ""}
     return row | result

@@ -1,4 +1,4 @@
-"""Draws the pictures of README: `python tests/benchmark.py --plot`.
+"""Draws the pictures of README: `python tests/measure/benchmark.py --plot`.
 
 Learning curves come from the CSVs in tests/results. training.gif shows runs of the PPO scripts with their defaults,
 seed 0, which are trained here. The other pictures need no record.
@@ -25,7 +25,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from PIL import Image, ImageDraw, ImageFont  # noqa: E402
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 ORANGE, GREEN, PURPLE, GREY = "#d95f02", "#1b9e77", "#7570b3", "#a6a6a6"
 plt.rcParams["axes.spines.top"] = plt.rcParams["axes.spines.right"] = False
 
@@ -229,7 +229,10 @@ def score(script, moment):
     """The average score in 50 fresh episodes, with actions drawn as in training."""
     module = importlib.import_module(script)
     torch.manual_seed(0)
-    return module.evaluate(moment.agent, module.make_envs(TASK_OF[script], 50), greedy=False).mean()
+    envs = module.make_envs(TASK_OF[script], 50)
+    scores = module.evaluate(moment.agent, envs, greedy=False)
+    envs.close()
+    return scores.mean()
 
 
 def stages(script):

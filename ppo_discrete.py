@@ -73,13 +73,13 @@ class Config:
     num_steps: int = 25  # T, steps of each environment per rollout
     epochs: int = 4  # passes over each rollout
     num_minibatches: int = 2  # minibatches per epoch, each for one optimizer step
-    learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
+    learning_rate: float = 1e-2  # initial learning rate of Adam; it falls linearly to 0
     max_grad_norm: float = 1.0  # clip the gradient's norm: shorten what is longer than this
     gamma: float = 0.995  # discount of later rewards; below 1, unless episodes terminate
     gae_lambda: float = 0.97  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c at the start; the weight of the entropy bonus falls to -c
-    hidden_size: int = 32  # units of each hidden layer
+    hidden_size: int = 32  # units of each network's hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
     load: str = ""  # checkpoint to go on from; the command line takes its settings, too
@@ -113,11 +113,9 @@ class ObsScale(nn.Module):
 
 
 def mlp(size_in, hidden_size, size_out):
-    """A network (..., size_in) -> (..., size_out) with two hidden layers."""
+    """A network (..., size_in) -> (..., size_out) with one hidden layer."""
     return nn.Sequential(
         nn.Linear(size_in, hidden_size),
-        nn.Tanh(),
-        nn.Linear(hidden_size, hidden_size),
         nn.Tanh(),
         nn.Linear(hidden_size, size_out),
     )

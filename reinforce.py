@@ -53,7 +53,8 @@ class Config:
     env_id: str = "CartPole-v1"  # gymnasium environment with Discrete actions
     total_steps: int = 80_000  # environment steps to train for
     num_envs: int = 6  # N, environments; each plays one episode per update
-    learning_rate: float = 1e-2  # initial learning rate of Adam; it falls linearly to 0
+    learning_rate: float = 1.5e-2  # initial learning rate of Adam; it falls linearly to 0
+    max_grad_norm: float = 0.2  # clip the gradient's norm: shorten what is longer than this
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
@@ -144,41 +145,41 @@ def compute_returns(reward, gamma):
     return return_
 
 
-def reinforce_loss(log_prob, return_, valid):
-    """The loss L. All are (T, N). valid marks the B steps that belong to the episodes.
+def reinforce_loss(pi, action, return_, valid):
+    """The loss L. return_ is (T, N). pi and action are of the B steps that valid (T, N) marks.
 
     If all returns are positive, every action played is pushed up without a baseline, good or bad.
     On average the baseline adds nothing to the gradient, but it takes luck out of a single update.
     """
     baseline = return_.mean(1, keepdim=True)  # (T, 1)
-    difference = return_ - baseline  # (T, N)
-    difference = difference[valid]  # (B,)
+    difference = (return_ - baseline)[valid]  # (B,)
     weight = difference / (difference.std(correction=0) + 1e-8)  # 1e-8: no division by 0
-    log_prob = log_prob[valid]
+    log_prob = pi.log_prob(action)  # (B,)
     assert log_prob.shape == weight.shape
     return -(log_prob * weight).mean()
 
 
-def update(agent, optimizer, episodes, gamma):
+def update(agent, optimizer, episodes, config):
     """Takes one optimizer step. Returns the entropy, a measure of how undecided the policy is."""
     obs, action, reward, valid = episodes
-    pi = agent.pi(obs)  # T times N distributions
-    return_ = compute_returns(reward, gamma)  # (T, N)
-    loss = reinforce_loss(pi.log_prob(action), return_, valid)
-    if not loss.isfinite():
-        raise FloatingPointError("the loss is not finite: are the rewards too large?")
+    obs = obs[valid]  # (B, obs_dim): the B valid steps
+    action = action[valid]  # (B,)
+    return_ = compute_returns(reward, config.gamma)  # (T, N)
+    pi = agent.pi(obs)
+    loss = reinforce_loss(pi, action, return_, valid)
     agent.zero_grad()
     loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs[valid])  # only now: a new scale changes π, and the loss needs the old π
-    return pi.entropy()[valid].mean()
+    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs the old π
+    return pi.entropy().mean()
 
 
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
     Ctrl-C ends it early. Raises ValueError (a setting that cannot work), gymnasium.error.Error (an
-    environment that cannot be made) or FloatingPointError (a loss that is not finite).
+    environment that cannot be made) or RuntimeError (a gradient that is not finite).
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
@@ -198,10 +199,12 @@ def train(config):
 
                 episodes = play(agent, envs)
                 _, _, reward, valid = episodes
+                length = valid.sum(0)  # (N,)
+                score = reward.sum(0)  # (N,)
+                for n in length.argsort(stable=True):  # in the order in which the episodes ended
+                    history.append((env_step + config.num_envs * int(length[n]), float(score[n])))
                 env_step += valid.numel()  # steps after an episode's end count, too
-                for score in reward.sum(0):
-                    history.append((env_step, float(score)))
-                entropy = update(agent, optimizer, episodes, config.gamma)
+                entropy = update(agent, optimizer, episodes, config)
 
                 if env_step >= next_report or env_step >= config.total_steps:
                     next_report = env_step + config.total_steps / 20
@@ -216,7 +219,8 @@ def train(config):
 
 def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
-    lowest = dict(num_envs=2, hidden_size=1)  # the baseline needs an episode to compare with
+    # With one environment, the baseline would have no other episode to compare with.
+    lowest = dict(num_envs=2, max_grad_norm=1e-6, hidden_size=1)
     highest = dict(gamma=1)
     for field in fields(config):
         value = field.type(getattr(config, field.name))

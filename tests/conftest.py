@@ -12,6 +12,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import gymnasium as gym
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "measure")]
 from ablations import edited_text, module_of  # noqa: E402  it lies in tests/measure
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)  # every run tries the same examples
+hypothesis.settings.load_profile("same")
 
 PPO = ["ppo_discrete", "ppo_continuous"]
 SCRIPTS = [*PPO, "reinforce", "actor_critic"]

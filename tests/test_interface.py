@@ -41,8 +41,8 @@ def test_a_script_needs_nothing_but_its_three_libraries(name):
 SAME = {
     (*SCRIPTS,): "ObsScale",
     (*PPO, "actor_critic"): "evaluate",
-    (*PPO,): "mlp compute_gae ppo_loss make_batch update Adam check report save load main read_flags",
-    ("ppo_discrete", "actor_critic"): "ActorCritic RolloutBuffer",
+    (*PPO,): "compute_gae ppo_loss make_batch update train Adam report save load evaluate main read_flags",
+    ("ppo_discrete", "actor_critic"): "mlp ActorCritic RolloutBuffer",
     ("reinforce", "actor_critic"): "report main read_flags",
 }
 
@@ -58,10 +58,6 @@ def test_what_scripts_share_is_the_same_text_in_each():
             assert len({texts[name, title] for name in names}) == 1, title
     act = [re.search(r"    @torch.no_grad.*?\n\n\n", source(name), re.S).group() for name in DISCRETE]
     assert len(set(act)) == 1
-    # Nearly nine tenths of the lines of ppo_continuous.py stand in ppo_discrete.py as well.
-    lines = set(source("ppo_discrete").splitlines())
-    others = [line for line in source("ppo_continuous").split("import inspect")[1].splitlines() if line not in lines]
-    assert len(others) <= 55, others
 
 
 def requirements():
@@ -353,7 +349,7 @@ def test_all_environments_are_closed_whatever_ends_the_run(name, ending, odd, wr
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_gymnasium_names_the_fault_of_an_environment(name, fault, words, odd, monkeypatch, capsys):
     level, env_id = gym.logger.min_level, odd(name, **fault)
-    with pytest.warns(UserWarning, match=words), pytest.raises((ValueError, RuntimeError, FloatingPointError)):
+    with pytest.warns(UserWarning, match=words), pytest.raises((ValueError, RuntimeError)):
         run_main(load(name), monkeypatch, capsys, "--env-id", env_id, *few_steps(name))
     assert gym.logger.min_level == level == 30
 
@@ -409,6 +405,7 @@ OF = {
     "ppo_discrete": ROLLOUT + ONLY_PPO + WRONG_ACTIONS,
     "ppo_continuous": ROLLOUT + ONLY_PPO + [
         ("--env-id", "CartPole-v1", "ppo_discrete.py"), ("--init-log-std", "nan", "must be from"),
+        ("--init-log-std", "11", "must be from -10 to 10"), ("--activation", "elu", "must be relu or tanh"),
         *(("--env-id", f"Box{key}-v0", "a bounded Box, a vector of floats") for key in BOXES),
     ],
     "actor_critic": ROLLOUT + [("--critic", "v", "--critic"), ("--save", "x", "--save")] + WRONG_ACTIONS,

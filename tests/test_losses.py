@@ -113,8 +113,7 @@ def test_reinforce_weighs_by_the_distance_from_each_steps_mean():
     logits, action, rows = torch.randn(11, 3, requires_grad=True), torch.randint(3, (11,)), return_.tolist()
     distances = [rows[t][n] - sum(rows[t]) / 3 for t in range(4) for n in range(3) if valid[t, n]]
     pi = Categorical(logits=logits)
-    log_prob = torch.zeros(4, 3).masked_scatter(valid, pi.log_prob(action))
-    loss = load("reinforce").reinforce_loss(log_prob, return_, valid)
+    loss = load("reinforce").reinforce_loss(pi, action, return_, valid)
     expected = gradient_by_weight(pi, action, [x / spread(distances) for x in distances])
     torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], expected)
 
@@ -123,7 +122,7 @@ def test_where_nothing_went_better_no_action_becomes_likelier():
     logits, valid = torch.randn(6, 3, requires_grad=True), torch.ones(3, 2).bool()
     pi, action = Categorical(logits=logits), torch.zeros(6).long()
     first, _ = load("actor_critic").actor_critic_loss(pi, action, torch.ones(6), 0.0)
-    second = load("reinforce").reinforce_loss(pi.log_prob(action).view(3, 2), torch.ones(3, 2), valid)
+    second = load("reinforce").reinforce_loss(pi, action, torch.ones(3, 2), valid)
     assert first == 0.5 and second == 0  # 0.5: the critic was wrong by 1
 
 
@@ -132,7 +131,7 @@ def test_other_losses_refuse_shapes_that_would_broadcast():
     with pytest.raises(AssertionError):
         load("actor_critic").actor_critic_loss(pi, action, torch.randn(4, 1), 0.0)
     with pytest.raises(AssertionError):
-        load("reinforce").reinforce_loss(torch.randn(2, 2, 1), torch.randn(2, 2), torch.ones(2, 2).bool())
+        load("reinforce").reinforce_loss(pi, action.unsqueeze(-1), torch.randn(2, 2), torch.ones(2, 2).bool())
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -159,8 +158,10 @@ def test_functions_leave_what_they_are_given_as_it_is(name):
     if name == "reinforce":
         episodes = module.play(agent, envs)
         return_ = untouched(module.compute_returns, episodes[2], 0.9)
-        untouched(module.reinforce_loss, torch.randn(return_.shape), return_, episodes[3])
-        untouched(lambda episodes: module.update(agent, optimizer, episodes, 0.9), episodes)
+        valid = episodes[3]
+        pi = agent.pi(episodes[0][valid])
+        untouched(module.reinforce_loss, pi, episodes[1][valid], return_, valid)
+        untouched(lambda episodes: module.update(agent, optimizer, episodes, config), episodes)
         return
     buffer = module.RolloutBuffer(envs, 8)
     buffer.collect(envs, agent, 0)

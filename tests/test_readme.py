@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from ablations import EDITS, apply_diff, edited_text, module_of, recipe
-from conftest import ROOT, SCRIPTS, load, parse_line, spy
+from conftest import ROOT, SCRIPTS, load, marked, parse_line, run_main, spy
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -31,10 +31,14 @@ def readme_commands():
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
-def readme_environment():
-    """README's my_env.py."""
-    (block,) = [block for block in readme_blocks("py") if "gym.register(" in block]
-    return block
+def write_files(folder):
+    """The scripts, and README's own files with an environment, which stand there as "This is `name.py`:"."""
+    for name in SCRIPTS:
+        shutil.copy(ROOT / f"{name}.py", folder)
+    files = re.findall(r"This is `(\w+\.py)`:\n```py\n(.*?)^```", README, re.M | re.S)
+    assert [name for name, _ in files] == ["my_env.py", "my_lake.py"]
+    for name, text in files:
+        (folder / name).write_text(text)
 
 
 def test_the_quick_start_begins_with_a_fresh_environment():
@@ -42,7 +46,7 @@ def test_the_quick_start_begins_with_a_fresh_environment():
     first, second, third = quick_start.splitlines()
     assert "-m venv" in first and "activate" in first
     assert "requirements.txt" in second and second.endswith("python ppo_discrete.py")
-    assert "tests/requirements.txt" in third and third.endswith("python -m pytest tests")
+    assert "tests/requirements.txt" in third and third.endswith("python -m pytest tests -n 2")
 
 
 def test_the_readme_counts_the_scripts_lines_and_names_its_sections():
@@ -84,15 +88,15 @@ class Picture(gym.Env):
 
 
 gym.register("Picture-v0", Picture, max_episode_steps=10)
-RECIPES = ["TAXI", "wandb", "AdamW", "target_kl", "torch.distributed", "CNN"]
+RECIPES = ["TAXI", "wandb", "AdamW", "q_critic", "target_kl", "torch.distributed", "CNN"]
 
 
-def copy_with(word):
-    """ppo_discrete.py with README's diff that has this word in it."""
+def copy_with(word, name="ppo_discrete"):
+    """A script with README's diff that has this word in it."""
     assert len(readme_blocks("diff")) == len(RECIPES)
     diff = recipe(word)
-    assert len(re.findall(r"^\+.", diff, re.M)) <= 30
-    return apply_diff(source("ppo_discrete"), diff)
+    assert diff.count("\n") <= 40
+    return apply_diff(source(name), diff)
 
 
 def test_the_recipe_of_a_mask_never_plays_what_has_no_effect(quiet):
@@ -126,6 +130,50 @@ def test_the_recipe_of_another_optimizer_lowers_the_rate_as_a_cosine(monkeypatch
     module.train(module.Config(**settings, save=str(tmp_path / "kept.pt")))
     module.train(module.Config(**settings, load=str(tmp_path / "kept.pt")))  # numpy's numbers could not be loaded
     assert rates[::8] == pytest.approx(0.01 * (1 + np.cos(np.pi * np.arange(4) / 4)) / 2)
+
+
+@pytest.mark.parametrize("critic", ["q", "advantage"])
+def test_the_recipe_of_q_and_the_advantage_is_sarsas_error(critic, monkeypatch, quiet):
+    """The action behind the last row is drawn by the policy as it is, in the last observation; it is not played."""
+    module, acts, draws, losses = module_of(copy_with("q_critic", "actor_critic"), "q"), [], [], []
+    sample, network = torch.distributions.Categorical.sample, module.ActorCritic
+
+    def drawn(pi, *size):
+        action = sample(pi, *size)
+        draws.append((pi.logits.clone(), action.clone()))
+        return action
+
+    def compared(agent, optimizer, buffer, reward, config):
+        known = {key: value.clone() for key, value in vars(buffer).items()}
+        table = agent.q_critic(agent.scale(known["obs"])).tolist()
+        v = agent.value(known["obs"]).tolist()
+        logits = agent.pi(known["obs"][-1]).logits.detach()
+        result = update(agent, optimizer, buffer, reward, config)
+        torch.testing.assert_close(draws[-1][0][0], logits)  # from the last observation, by the policy that played
+        action = torch.cat([known["action"], draws[-1][1]]).tolist()
+        weights, errors = [], []
+        for t in range(config.num_steps):
+            for n in range(config.num_envs):
+                if known["done"][t, n]:
+                    continue
+                goes_on = not known["terminated"][t, n]
+                q = table[t][n][action[t][n]]
+                error = reward[t, n].item() + goes_on * config.gamma * table[t + 1][n][action[t + 1][n]] - q
+                v_error = reward[t, n].item() + goes_on * config.gamma * v[t + 1][n] - v[t][n]
+                weights.append(q if critic == "q" else q - v[t][n])
+                errors.append(error**2 if critic == "q" else error**2 + v_error**2)
+        assert losses[-1][0].tolist() == pytest.approx(weights, abs=1e-4)
+        assert losses[-1][1].tolist() == pytest.approx(errors, abs=1e-4)
+        return result
+
+    update = module.update
+    monkeypatch.setattr(torch.distributions.Categorical, "sample", drawn)
+    monkeypatch.setattr(module, "update", compared)
+    spy(monkeypatch, module, "actor_critic_loss", lambda _, pi, action, psi, error, c: losses.append((psi, error)))
+    spy(monkeypatch, network, "act", lambda action, *_: acts.append(action))
+    config = module.Config(env_id=marked("actor_critic"), num_envs=3, num_steps=7, total_steps=420, critic=critic)
+    module.train(config)
+    assert len(losses) == 20 and len(draws) == len(acts) + 20
 
 
 def test_the_recipe_of_the_penalty_solves_cartpole_and_moves_beta(monkeypatch, quiet):
@@ -172,8 +220,8 @@ def test_the_recipe_of_several_processes_shares_all_but_episodes(tmp_path):
     assert result.returncode == 0, result.stderr
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     for starts, history, _, _ in (one, two):
-        assert len(starts) == 2 and all(step % 8 == 0 for step, _ in history) and 1_500 < history[-1][0] <= 2_080
-    assert len({tuple(x) for run in (one, two) for starts in run[0] for x in starts}) == 16 and one[1] != two[1]
+        assert all(step % 8 == 0 for step, _ in history) and 1_500 < history[-1][0] <= 2_080
+    assert len({tuple(x) for run in (one, two) for x in run[0][-1]}) == 8 and one[1] != two[1]
     assert one[2:] == two[2:]  # the scale and the weights
     assert 1_800 < one[2]["count"] <= 2_080  # steps of both processes
     lines = [line for line in result.stdout.splitlines() if line.startswith("step ")]
@@ -196,29 +244,78 @@ def test_every_edit_of_the_ablations_fits_the_scripts():
             compile(edited_text(script, pairs), script, "exec")
 
 
-def test_the_readmes_environment_is_learned(tmp_path, monkeypatch, quiet):
-    (tmp_path / "my_env.py").write_text(readme_environment())
+@pytest.mark.parametrize("env_id, steps, before, after", [
+    ("my_env:Reach-v0", 16_384, -60, -12), ("my_lake:Lake-v0", 20_000, 2, 9),
+])
+def test_the_readmes_environments_are_learned(env_id, steps, before, after, tmp_path, monkeypatch, quiet):
+    write_files(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     module = load("ppo_discrete")
-    config = module.Config(env_id="my_env:Reach-v0", **module.OTHER_TASKS | {"total_steps": 16_384})
-    agent, history = module.train(config)
-    assert np.mean([score for _, score in history[:50]]) < -60
-    assert module.evaluate(agent, module.make_envs("my_env:Reach-v0", 50)).mean() > -12
+    settings = module.OTHER_TASKS | {"env_id": env_id, "total_steps": steps, "hidden_size": 32, "epochs": 5}
+    agent, history = module.train(module.Config(**settings))
+    assert np.mean([score for _, score in history[:50]]) < before
+    assert module.evaluate(agent, module.make_envs(env_id, 50)).mean() > after
 
 
 def test_what_the_readme_tells_to_type_in_python_works(tmp_path):
     """As one program in a folder with the scripts; with fewer steps."""
-    for name in SCRIPTS:
-        shutil.copy(ROOT / f"{name}.py", tmp_path)
-    (tmp_path / "my_env.py").write_text(readme_environment())
+    write_files(tmp_path)
     blocks = [block for block in readme_blocks("py") if "gym.register(" not in block]
     text = "import matplotlib\nmatplotlib.use('agg')\n" + "\n".join(blocks)
     text = text.replace("Config(seed=3", "Config(total_steps=3_000, seed=3").replace("total_steps=60_000", "total_steps=4_000")
-    text = text.replace("**OTHER_TASKS)", "**OTHER_TASKS | {'total_steps': 3_000})")
+    text = text.replace("total_steps=20_000", "total_steps=2_048")
     (tmp_path / "typed.py").write_text(text)
     result = subprocess.run([sys.executable, "typed.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "curve.png").stat().st_size > 5_000 and (tmp_path / "film/rl-video-episode-0.mp4").exists()
+
+
+def inline_flags():
+    """What stands in README between backquotes and begins with a flag or with a script, and has values."""
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", README, flags=re.M | re.S))
+    found = [span.split() for span in spans if re.match(r"--|python \w+\.py --", span)]
+    found = [words[1:] if words[0] == "python" else words for words in found]
+    assert len(found) > 15
+    return found
+
+
+def test_every_flag_that_the_readme_names_inline_is_one(monkeypatch, capsys):
+    """The scripts' own parsers read them. A flag of a recipe is read by a script with that recipe."""
+    modules = {f"{name}.py": load(name) for name in SCRIPTS}
+    recipes = [module_of(copy_with("q_critic", "actor_critic"), "q"), module_of(copy_with("target_kl"), "penalty")]
+
+    def is_read(module, words):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "train", lambda config: sys.exit(0))
+            patch.setattr(module, "make_envs", lambda *_: types.SimpleNamespace(close=lambda: None))
+            status, _, err = run_main(module, patch, capsys, *words)
+        return status == 0 and err == ""
+
+    names = {f"--{name.replace('_', '-')}" for module in [*modules.values(), *recipes]
+             for name in vars(module.Config())} | {"--help"}
+    for words in inline_flags():
+        candidates = [*modules.values(), *recipes]
+        if len(words) == 1:
+            assert words[0] in names
+            continue
+        if words[0] in modules:
+            candidates, words = [modules[words[0]]], words[1:]
+        assert any(is_read(module, words) for module in candidates), words
+
+
+def test_the_readmes_worked_numbers_are_what_the_scripts_compute():
+    reinforce, ppo = load("reinforce"), load("ppo_discrete")
+    reward = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+    return_ = reinforce.compute_returns(reward, 1.0)
+    assert return_.tolist() == [[3, 1], [2, 0], [1, 0]]
+    assert (return_ - return_.mean(1, keepdim=True))[reward > 0].tolist() == [1, -1, 1, 0.5]
+    one = torch.ones(1)
+    pi = torch.distributions.Categorical(probs=torch.tensor([[0.7, 0.3]]))
+    for advantage, expected in ((2, -2.4), (-2, 2.8)):  # the loss is minus what is maximised
+        loss, _, _ = ppo.ppo_loss(pi, one, torch.tensor([0]), torch.tensor([0.5]).log(), advantage * one, one, 0.2, 0.0)
+        assert loss.item() == pytest.approx(expected, abs=1e-5)
+    coin = torch.distributions.Categorical(probs=torch.tensor([0.5, 0.5]))
+    assert f"{coin.entropy():.2f}" == "0.69"
 
 
 def readme_groups():
@@ -233,9 +330,7 @@ def readme_groups():
 @pytest.mark.parametrize("lines", readme_groups(), ids=lambda lines: lines[0])
 def test_every_readme_command_runs(lines, tmp_path):
     """With fewer steps; but installing, testing and measuring, which CI and the benchmark do."""
-    for name in SCRIPTS:
-        shutil.copy(ROOT / f"{name}.py", tmp_path)
-    (tmp_path / "my_env.py").write_text(readme_environment())
+    write_files(tmp_path)
     for line in lines:
         words = shlex.split(line, comments=True)
         if "--total-steps" not in words:

@@ -26,21 +26,26 @@ def edit(name, scripts, *pairs):
 edit("as it is", (*PPO, "actor_critic", "reinforce"))
 # Details off
 CRITIC = "        self.critic = mlp(obs_dim, config.hidden_size, 1)\n"
-edit("orthogonal initialisation", PPO, (CRITIC, CRITIC + """        for network in (self.policy, self.critic):
-            for layer in network[::2]:
-                nn.init.orthogonal_(layer.weight, 1 if layer is network[-1] else 2**0.5)
+edit("orthogonal initial weights", ("ppo_discrete",),
+     (CRITIC, CRITIC + """        for network in (self.policy, self.critic):
+            for layer in network[::2]:  # the Linear ones
+                nn.init.orthogonal_(layer.weight, 2**0.5)
                 nn.init.zeros_(layer.bias)
 """))
+edit("torch's own initial weights", ("ppo_continuous",),
+     ("nn.init.orthogonal_(layer.weight, 2**0.5)", "pass"), ("nn.init.zeros_(layer.bias)", "pass"))
+edit("no factor 0.01 at the policy's output", PPO, ("self.policy[-1].weight *= 0.01", "pass"))
 edit("gradient's norm not clipped", PPO, ("agent.parameters(), config.max_grad_norm,", "agent.parameters(), np.inf,"))
 edit("Adam's ε 1e-5", PPO, ("config.learning_rate, fused=True", "config.learning_rate, eps=1e-5, fused=True"))
 edit("constant learning rate", PPO, ("config.learning_rate * remaining", "config.learning_rate"))
-edit("observations not scaled", PPO, ("(2 * (obs - self.centre) / root_mean_square).clamp(-10, 10)", "obs"))
+edit("observations not scaled", PPO, ("(2 * (obs - self.centre) / rms).clamp(-10, 10)", "obs"))
 edit("observations measured from 0", PPO,
      ("torch.as_tensor(first_obs).float().mean(0)", "torch.zeros(first_obs.shape[1])"))
 edit("rewards not scaled", PPO, ("NormalizeReward(envs, config.gamma)", "envs"))
-edit("rewards not scaled", ("actor_critic",),
-     ("buffer.reward / (20 * (sum_of_squares / count).sqrt())", "buffer.reward"))
-edit("advantages not normalised", PPO, ("advantage = (advantage - mean) / (std + 1e-8)", "pass"))
+edit("rewards not scaled", ("actor_critic",), ("buffer.reward / (20 * rms)", "buffer.reward"))
+edit("advantages not normalised", PPO,
+     ("advantage = advantage - advantage.mean()", "pass"),
+     ("advantage = advantage / (advantage.std(correction=0) + 1e-8)", "pass"))
 edit("no clip", PPO, ("ratio.clamp(1 - clip_eps, 1 + clip_eps)", "ratio"))
 edit("one environment", PPO, ("num_envs: int = 5", "num_envs: int = 1"))
 edit("minibatches not shuffled", PPO, ("torch.randperm(B)", "torch.arange(B)"))
@@ -49,20 +54,20 @@ edit("γ 0.995, as on CartPole", ("ppo_continuous",), ("gamma: float = 0.98", "g
 MINIBATCH = "            obs, action, old_log_prob, advantage, return_ = [x[mb] for x in batch]\n"
 edit("values clipped, too", PPO,
      (MINIBATCH, f"{MINIBATCH}            ppo_loss.old_value = return_ - advantage\n"),
-     ("value_loss = (value - return_).square().mean()",
-      "value_loss = torch.max((value - return_) ** 2, (ppo_loss.old_value - return_ + (value - ppo_loss.old_value).clamp("
+     ("(value - return_).square().mean()",
+      "torch.max((value - return_) ** 2, (ppo_loss.old_value - return_ + (value - ppo_loss.old_value).clamp("
       "-clip_eps, clip_eps)) ** 2).mean()"))
 # Classic mistakes
-edit("target not detached", ("actor_critic",), ("target.detach() - value", "target - value"))
-edit("no baseline", ("reinforce",), ("(return_ - baseline)[valid]", "return_[valid]"))
+edit("target not detached", ("actor_critic",), ("target = target.detach()", "pass"))
+edit("no baseline", ("reinforce",), ("return_ - baseline", "return_"))
 edit("truncation taken for termination", PPO,
      ("value[1:] * ~terminated", "value[1:] * ~done[1:]"))
 edit("advantages leak over ends of episodes", PPO,
      ("advantage[t + 1] * ~done[t + 1]", "advantage[t + 1]"))
 edit("reset step learned from", PPO, ("valid = ~buffer.done[:-1]", "valid = torch.ones_like(buffer.terminated)"))
-UPDATE, EPOCHS = "            kl, entropy = update(", "    for _ in range(config.epochs):\n"
+UPDATE, EPOCHS = "kl, entropy = update(", "    for _ in range(config.epochs):\n"
 edit("targets estimated anew by each epoch", PPO,
-     (UPDATE, f"            update.buffer = buffer\n{UPDATE}"),
+     (UPDATE, f"update.buffer = buffer; {UPDATE}"),
      (EPOCHS, f"{EPOCHS}        batch = batch[:3] + make_batch(update.buffer, agent, config)[3:]\n"))
 edit("log-probability of the clipped action", ("ppo_continuous",),
      ("agent.act(self.obs[t])", "agent.act(self.obs[t]).clip(-1, 1)"))
@@ -70,7 +75,7 @@ edit("entropy with the wrong sign, coefficient 0.01", PPO,
      ("- entropy_coef * entropy", "+ entropy_coef * entropy"),
      ("entropy_coef: float = 0.0 ", "entropy_coef: float = 0.01 "))
 # Each environment's next episode begins as if it were its first; torch.initial_seed() is the run's seed.
-ENDED = "                    finished.append((env_step, float(score)))\n"
+ENDED = "                    finished.append((env_step + (t + 1) * N, float(score)))\n"
 edit("all episodes from the same starts", ("ppo_discrete",),
      (ENDED, f"{ENDED}                envs.unwrapped.np_random = np.random.default_rng(1000 * torch.initial_seed())\n"))
 edit("all episodes from the same starts", ("ppo_continuous",),

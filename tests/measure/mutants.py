@@ -71,7 +71,6 @@ replace(D, "training", "the count is of updates", "self.count += len(obs)", "sel
 
 # ---- ppo_discrete.py: networks, actions and the rollout ----
 POLICY = "mlp(obs_dim, config.hidden_size, n_actions)"
-replace(D, "training", "one hidden layer fewer", "        nn.Linear(hidden_size, hidden_size),\n", "")
 replace(D, "training", "nothing between the layers", POLICY, f"nn.Sequential(*{POLICY}[::2])")
 replace(D, "training", "the critic's hidden size is fixed", "mlp(obs_dim, config.hidden_size, 1)",
         "mlp(obs_dim, 32, 1)")
@@ -86,7 +85,7 @@ replace(D, "interface", "actions only for floats", "torch.as_tensor(obs).float()
         "torch.as_tensor(obs))\n        action")
 each([D, R, A], "training", "every run begins with the same episodes", "seed=1000 * config.seed)", "seed=0)")
 replace(D, "training", "the episodes of all runs are the same", "obs, _ = envs.reset()", "obs, _ = envs.reset(seed=0)")
-replace(D, "update", "the first observation is 0", "self.obs[T] = torch.as_tensor(obs)", "pass")
+replace(D, "update", "the first observation is 0", "self.obs[T] = torch.as_tensor(first_obs)", "pass")
 replace(D, "update", "a rollout starts from an old observation", "self.obs[0] = self.obs[T]", "pass")
 each([D, A], "update", "a rollout's first step taken for a real one", "self.done[0] = self.done[T]", "pass")
 replace(D, "update", "an end of an earlier rollout stays", "self.done[t + 1] = torch", "self.done[t + 1] |= torch")
@@ -97,8 +96,8 @@ replace(D, "update", "a truncation is kept as a termination", "torch.as_tensor(t
         "torch.as_tensor(terminated | truncated)\n")
 replace(D, "update", "actions of other environments", "torch.as_tensor(action)", "torch.as_tensor(action).flip(0)")
 replace(D, "update", "rewards of other environments", "torch.as_tensor(reward)", "torch.as_tensor(reward).flip(0)")
-replace(D, "update", "episodes end in steps of one environment", "env_step += N", "env_step += 1")
-replace(D, "update", "scores of all, whoever is done", '["r"][info["_episode"]]', '["r"]')
+replace(D, "update", "episodes end in steps of one environment", "(t + 1) * N, float", "t + 1, float")
+replace(D, "update", "scores of all, whoever is done", '["r"][ended]', '["r"]')
 replace(D, "update", "lengths taken for scores", '["episode"]["r"]', '["episode"]["l"]')
 
 # ---- ppo_discrete.py: the advantages and the loss ----
@@ -121,7 +120,7 @@ replace(D, "losses", "KL the wrong way round", "(ratio - 1 - log_ratio)", "(rati
 replace(D, "losses", "no clip from below", "ratio.clamp(1 - clip_eps,", "ratio.clamp(0,")
 replace(D, "losses", "no clip from above", "1 + clip_eps)", "torch.inf)")
 replace(D, "losses", "max instead of min", "torch.min(ratio", "torch.max(ratio")
-replace(D, "losses", "the critic's error not halved", "0.5 * value_loss", "value_loss")
+replace(D, "losses", "the critic's error not halved", "0.5 * critic_loss", "critic_loss")
 each([D, A], "losses", "entropy made small", "- entropy_coef * entropy", "+ entropy_coef * entropy")
 WEIGHT = "config.entropy_coef * (2 * remaining - 1)"
 replace(D, "update", "the entropy's weight does not fall", WEIGHT, "config.entropy_coef")
@@ -144,44 +143,45 @@ each([D, A], "update", "reset steps are learned from", "~buffer.done[:-1]  #", "
 each([D, A], "update", "last steps of episodes left out", "~buffer.done[:-1]  #", "~buffer.done[1:]  #")
 replace(D, "update", "one epoch too few", "range(config.epochs)", "range(config.epochs - 1)")
 replace(D, "update", "minibatches not shuffled", "torch.randperm(B)", "torch.arange(B)")
-EPOCHS = "    for _ in range(config.epochs):\n"
-mutant(D, "every epoch in the same order", "update", (EPOCHS, f"    order = torch.randperm(B)\n{EPOCHS}"),
-       ("in torch.randperm(B).", "in order."))
+EPOCHS, SHUFFLE = "    for _ in range(config.epochs):\n", "    order = torch.randperm(B)\n"
+replace(D, "update", "every epoch in the same order", f"{EPOCHS}    {SHUFFLE}", f"{SHUFFLE}{EPOCHS}")
 replace(D, "update", "fewer minibatches than asked for", ".tensor_split(config", ".chunk(config")
-replace(D, "update", "advantage not centred", "(advantage - mean)", "advantage")
-replace(D, "update", "advantage not divided by its deviation", "(advantage - mean) / (std + 1e-8)", "advantage - mean")
-replace(D, "training", "a minibatch of one step divides by 0", "(std + 1e-8)", "std")
-replace(D, "update", "deviation of a sample", "torch.std_mean(advantage, correction=0)", "torch.std_mean(advantage)")
-replace(D, "update", "advantage normalised over the rollout", "torch.std_mean(advantage,", "torch.std_mean(batch[3],")
-CALL = "agent.pi(obs), agent.value(obs), action, old_log_prob, advantage, return_,\n"
-for part in ("pi(obs", "value(obs", "action", "old_log_prob", "advantage", "return_"):
-    flipped = CALL.replace(part, f"{part}.flip(0)", 1)
-    replace(D, "update", f"{part.split('(')[0]} of other steps of the minibatch", CALL, flipped)
-each([D, A], "update", "zero_grad forgotten", "agent.zero_grad()", "pass")
-replace(R, "update", "zero_grad forgotten", "optimizer.zero_grad()", "pass")
+CENTRED, SPREAD = "advantage - advantage.mean()", "advantage.std(correction=0)"
+replace(D, "update", "advantage not centred", CENTRED, "advantage")
+replace(D, "update", "advantage not divided by its deviation", f"advantage / ({SPREAD} + 1e-8)", "advantage")
+replace(D, "training", "a minibatch of one step divides by 0", f"({SPREAD} + 1e-8)", SPREAD)
+replace(D, "update", "deviation of a sample", SPREAD, "advantage.std()")
+mutant(D, "advantage normalised over the rollout", "update", (CENTRED, "advantage - batch[3].mean()"),
+       (SPREAD, "batch[3].std(correction=0)"))
+replace(D, "update", "pi of other steps of the minibatch", "pi = agent.pi(obs)", "pi = agent.pi(obs.flip(0))")
+replace(D, "update", "value of other steps of the minibatch", "value = agent.value(obs)",
+        "value = agent.value(obs.flip(0))")
+CALL = "= ppo_loss(pi, value, action, old_log_prob, advantage, return_,"
+for part in ("action", "old_log_prob", "advantage", "return_"):
+    replace(D, "update", f"{part} of other steps of the minibatch", CALL, CALL.replace(part, f"{part}.flip(0)"))
+each([D, R, A], "update", "zero_grad forgotten", "agent.zero_grad()", "pass")
 each([D, R, A], "update", "optimizer's step forgotten", "optimizer.step()", "pass")
-each([D, A], "update", "gradient not clipped", "(), config.max_grad_norm", "(), torch.inf")
+each([D, R, A], "update", "gradient not clipped", "(), config.max_grad_norm", "(), torch.inf")
 each([D, A], "training", "the critic's gradient not clipped", "agent.parameters(), config.m",
      "agent.policy.parameters(), config.m")
-each([D, A], "training", "a gradient of NaN goes through", "error_if_nonfinite=True", "error_if_nonfinite=False")
+each([D, R, A], "training", "a gradient of NaN goes through", "error_if_nonfinite=True", "error_if_nonfinite=False")
 replace(D, "update", "only the first minibatch of each epoch", "    return kl, entropy",
         "            break\n    return kl, entropy")
-for script, seen, everything, early in (
-        (D, "            agent.scale.include(batch[0])", "buffer.obs[:-1].flatten(0, 1)",
-         "            kl, entropy = update("),
-        (R, "    agent.scale.include(obs[valid])", "obs.flatten(0, 1)", "    pi = agent.pi(obs[valid])"),
-        (A, "    agent.scale.include(obs)", "buffer.obs[:-1].flatten(0, 1)", "    loss, entropy = actor_critic_loss(")):
-    replace(script, "update", "scale never updated", seen.strip(), "pass")
-    replace(script, "update", "scale updated with reset steps", seen, f"{seen[: seen.index('(')]}({everything})")
-    mutant(script, "scale updated too early", "update", (seen, seen.replace(seen.strip(), "pass")),
-           (early, f"{seen}\n{early}"))
+for script, new, everything, early in ((D, "batch[0]", "buffer.obs[:-1].flatten(0, 1)", "kl, entropy = update("),
+                                       (R, "obs", "episodes[0].flatten(0, 1)", "pi = agent.pi(obs)"),
+                                       (A, "obs", "buffer.obs[:-1].flatten(0, 1)", "pi = agent.pi(obs)")):
+    seen = f"agent.scale.include({new})"
+    replace(script, "update", "scale never updated", seen, "pass")
+    replace(script, "update", "scale updated with reset steps", seen, f"agent.scale.include({everything})")
+    mutant(script, "scale updated too early", "update", (seen, "pass"), (early, f"{seen}; {early}"))
 
 # ---- ppo_discrete.py: the optimizer and the training, with what is alike in the others ----
-replace(D, "training", "torch's compiler used by add_param_group", "optim.Adam.add_param_group.__wrapped__",
-        "optim.Adam.add_param_group")
+for method in "add_param_group", "state_dict", "load_state_dict":
+    replace(D, "training", f"torch's compiler used by {method}", f" = optim.Adam.{method}.__wrapped__",
+            f" = optim.Adam.{method}")
 replace(D, "training", "torch's compiler used by step", "torch.no_grad()(optim.Adam.step.__wrapped__)",
         "optim.Adam.step")
-each([D, R, A], "interface", "settings not checked", "    check(config)\n    envs", "    envs")
+each([D, R, A], "interface", "settings not checked", "    check(config)\n    with", "    with")
 replace(D, "update", "rewards not scaled", "NormalizeReward(envs, config.gamma)", "envs")
 replace(D, "update", "another γ in the spread of the returns", "Reward(envs, config.gamma)", "Reward(envs)")
 each([D, R, A], "training", "the seed does not set the weights", "torch.manual_seed(config.seed)", "pass")
@@ -193,16 +193,18 @@ each([D, R, A], "update", "learning rate rises", "remaining = 1 - env_step", "re
 each([D, R, A], "update", "learning rate stays", "= config.learning_rate * remaining", "= config.learning_rate")
 each([D, A], "update", "only the last rollout's episodes", "history += buffer", "history = buffer")
 each([D, A], "update", "steps of one environment counted", "+= config.num_envs * config.num", "+= config.num")
-each([D, R, A], "training", "environments stay open", "    finally:\n        envs.close()\n",
-     "    finally:\n        pass\n")
-each([D, R, A], "training", "environments of a stopped run stay open", "    finally:\n        envs",
-     "    else:\n        envs")
+TRAINED = "make_envs(config.env_id, config.num_envs)"
+for script in (D, R, A):
+    left_open = f"with closing({TRAINED}) as envs:", f"for envs in [{TRAINED}]:"
+    mutant(script, "environments stay open", "interface", left_open)
+    mutant(script, "environments of a failed run stay open", "interface", left_open,
+           ("    return agent, history", "    envs.close()\n    return agent, history"))
 each([D, R, A], "training", "no report of the end", " or env_step >= config.total_steps:", ":")
 replace(D, "training", "a report of every update", "env_step >= next_report or", "True or")
 replace(D, "training", "the first report comes late", "next_report = env_step\n", "next_report = env_step + 1_000\n")
 SAVE = "save(config, agent, optimizer, envs, env_step, history)\n"
-replace(D, "checkpoints", "saved only at the end", f"                {SAVE}", "")
-replace(D, "checkpoints", "not saved on Ctrl-C", f"    {SAVE}    return", "    return")
+replace(D, "checkpoints", "saved only at the end", SAVE, "pass\n")
+replace(D, "checkpoints", "not saved on Ctrl-C", f"{SAVE[:-1]}  #", "pass  #")
 each([D, R, A], "training", "Ctrl-C costs a traceback", "except KeyboardInterrupt:", "except KeyError:")
 
 # ---- What all scripts print ----
@@ -249,8 +251,8 @@ replace(D, "checkpoints", "the check leaves an empty file", "        os.remove(c
 replace(D, "interface", "no folder to write to costs a traceback", "    except OSError as error:",
         "    except FileExistsError as error:")
 replace(D, "checkpoints", "no window", ', render_mode="human"', "")
-replace(D, "checkpoints", "the window stays open", "evaluate(agent, envs)\n        envs.close()\n",
-        "evaluate(agent, envs)\n")
+WINDOW, EVALUATED = "make_envs(config.env_id, 1, **how)", "make_envs(config.env_id, config.eval_episodes)"
+replace(D, "interface", "the window stays open", f"with closing({WINDOW}) as envs:", f"for envs in [{WINDOW}]:")
 
 # ---- ppo_discrete.py: settings, environments, evaluation and command line, with what is alike in the others ----
 for script, limits in {D: "num_envs=1, num_steps=2, epochs=1, num_minibatches=1, gamma=1, gae_lambda=1,",
@@ -258,7 +260,7 @@ for script, limits in {D: "num_envs=1, num_steps=2, epochs=1, num_minibatches=1,
     for limit in limits.split():
         replace(script, "interface", f"limit {limit[:-1]} forgotten", f"{limit} ", "")
 for script in (D, R, A):
-    replace(script, "interface", "limit hidden_size=1 forgotten", ", hidden_size=1)", ")")
+    replace(script, "interface", "limit hidden_size=1 forgotten", "hidden_size=1)", ")")
 each([R, A], "interface", "limit gamma=1 forgotten", "dict(gamma=1)", "dict()")
 replace(D, "interface", "too many minibatches go through", ", num_minibatches=most)", ")")
 replace(D, "training", "minibatches limited by all steps", "(int(config.num_steps) // 2)", "int(config.num_steps)")
@@ -275,8 +277,8 @@ each([D, R, A], "interface", "a warning stands before the line", 'warnings.simpl
      "pass")
 each([D, R], "interface", "the trial's environment stays open", "make_envs(config.env_id, 1).close()",
      "make_envs(config.env_id, 1)")
-each([D, R, A], "interface", "the evaluation's environments stay open", "seed=config.seed)\n        envs.close()\n",
-     "seed=config.seed)\n")
+each([D, R, A], "interface", "the evaluation's environments stay open", f"with closing({EVALUATED}) as envs:",
+     f"for envs in [{EVALUATED}]:")
 each([D, R], "training", "evaluation plays episodes of the training", "1000 * seed + 500", "1000 * seed")
 each([D, R], "training", "evaluation samples", "agent.act(obs, greedy)", "agent.act(obs)")
 replace(D, "training", "evaluation counts second episodes", "scores += reward * playing", "scores += reward")
@@ -296,11 +298,11 @@ replace(D, "interface", "the help begins with the whole text", "__doc__.splitlin
 replace(D, "interface", "the help tells no defaults", " (default: {field.default!r})", "")
 replace(D, "interface", "the help tells no settings for other tasks", 'epilog=f"The', 'epilog="" and f"The')
 OTHER, ELSE = "parser.set_defaults(**OTHER_TASKS)", "    elif given.env_id != Config.env_id:"
-PARSED = "Config(**vars(parser.parse_args()))  # now"
+PARSED = "Config(**vars(parser.parse_args()))"
 KEPT = 'parser.set_defaults(**vars(Config(**checkpoint["config"])))'
 replace(D, "interface", "settings for other tasks ignored", OTHER, "pass")
 replace(D, "interface", "settings for other tasks win over flags", PARSED,
-        "Config(**vars(parser.parse_args()) | (OTHER_TASKS if given.env_id != Config.env_id else {}))  # now")
+        "Config(**vars(parser.parse_args()) | (OTHER_TASKS if given.env_id != Config.env_id else {}))")
 replace(D, "interface", "settings for other tasks used for its own", ELSE, "    else:")
 replace(D, "checkpoints", "settings for other tasks win over a checkpoint", ELSE, ELSE.replace("elif", "if"))
 replace(D, "checkpoints", "settings of the checkpoint ignored", KEPT, 'Config(**checkpoint["config"])')
@@ -319,10 +321,17 @@ replace(D, "interface", "a task that has moved costs a traceback", "ImportError)
 # ---- ppo_continuous.py, where it differs ----
 replace(C, "update", "log-probabilities not summed", "Independent(Normal(mean, std), 1)",
         "Independent(Normal(mean, std), 0)")
-replace(C, "update", "the entropy's weight falls only to -c", "(3 * remaining - 2)", "(2 * remaining - 1)")
+replace(C, "training", "one hidden layer fewer",
+        "        nn.Linear(hidden_size, hidden_size),\n        activation(),\n", "")
+ACTIVATION = "[config.activation]"
+replace(C, "update", "--activation ignored", ACTIVATION, '["relu"]')
+replace(C, "update", "activations swapped", ACTIVATION, '["tanh" if config.activation == "relu" else "relu"]')
+replace(C, "interface", "any activation goes through", 'config.activation not in ("relu", "tanh")', "False")
 replace(C, "update", "σ not learned", "self.log_std = nn.Parameter(", "self.log_std = nn.Buffer(")
-replace(C, "update", "σ the same for any number of components", " - 0.5 * np.log(action_dim)", "")
-replace(C, "training", "--init-log-std ignored", "config.init_log_std - 0.5", "0.5 - 0.5")
+replace(C, "update", "σ the same for any number of components", " - np.log(np.sqrt(action_dim))", "")
+replace(C, "training", "--init-log-std ignored", "log_std = config.init_log_std", "log_std = 0.5")
+replace(C, "interface", "limit init_log_std=-10 forgotten", "init_log_std=-10, ", "")
+replace(C, "interface", "limit init_log_std=10 forgotten", "init_log_std=10, ", "")
 replace(C, "update", "σ² for σ", "self.log_std.exp()", "(2 * self.log_std).exp()")
 replace(C, "update", "actions stored as clipped", "agent.act(self.obs[t])", "agent.act(self.obs[t]).clip(-1, 1)")
 replace(C, "training", "actions leave the range", "return np.clip(action, space.low, space.high)", "return action")
@@ -331,8 +340,8 @@ replace(C, "training", "actions reach half of the range", "(action + 1) / 2", "(
 replace(C, "interface", "other actions go through", "isinstance(space, gym.spaces.Box) and len(space.shape) == 1",
         "len(space.shape) == 1")
 replace(C, "interface", "tables of actions go through", " and len(space.shape) == 1", "")
-replace(C, "interface", "a range without bounds goes through", " or not space.is_bounded()", "")
-replace(C, "interface", "whole numbers go through", ' or space.dtype.kind != "f"', "")
+replace(C, "interface", "a range without bounds goes through", "space.is_bounded() and ", "")
+replace(C, "interface", "whole numbers go through", " and space.dtype in (np.float32, np.float64)", "")
 
 # ---- reinforce.py ----
 replace(R, "update", "stops with the first episode", "while playing.any()", "while playing.all()")
@@ -350,33 +359,36 @@ replace(R, "update", "truncated episodes do not end", STILL, "playing = playing 
 replace(R, "update", "always the first observation", "obs, reward, terminated", "_, reward, terminated")
 replace(R, "estimates", "forwards in time", "in reversed(range(len(reward) - 1)):", "in range(len(reward) - 1):")
 replace(R, "estimates", "returns without discount", "gamma * return_[t + 1]", "return_[t + 1]")
-replace(R, "update", "--gamma ignored", "episodes, config.gamma)", "episodes, 1.0)")
+replace(R, "update", "--gamma ignored", "(reward, config.gamma)", "(reward, 1.0)")
 replace(R, "update", "the same episodes in each update", "    obs, _ = envs.reset()", "    obs, _ = envs.reset(seed=0)")
+replace(R, "update", "episodes end where their update begins", "env_step + config.num_envs * int(length[n])", "env_step")
 replace(R, "update", "episodes end in steps of one environment", "config.num_envs * int(length[n])", "int(length[n])")
-replace(R, "update", "episodes not in order of their ends", "in length.argsort():", "in range(config.num_envs):")
-replace(R, "update", "scores of other environments", "float(score[n])", "float(score[-1 - n])")
+replace(R, "update", "episodes not in the order of their ends", "length.argsort(stable=True)", "range(len(length))")
+replace(R, "update", "scores without the first step", "score = reward.sum(0)", "score = reward[1:].sum(0)")
+replace(R, "update", "steps of one environment counted", "valid.numel()", "len(valid)")
 replace(R, "update", "steps after the end do not count", "valid.numel()", "int(valid.sum())")
-replace(R, "losses", "no baseline", "(return_ - baseline)[valid]", "return_[valid]")
+replace(R, "losses", "no baseline", "return_ - baseline", "return_")
 replace(R, "losses", "one baseline for all steps", "return_.mean(1, keepdim=True)", "return_.mean()")
 replace(R, "losses", "who is done is left out of the baseline", "return_.mean(1, keepdim=True)",
         "return_.sum(1, keepdim=True) / valid.sum(1, keepdim=True)")
 replace(R, "losses", "differences not divided by their deviation", "difference / (", "difference + 0 * (")
-replace(R, "update", "observations of other steps", "agent.pi(obs[valid])", "agent.pi(obs[valid].flip(0))")
-each([R, A], "update", "actions of other steps", "action[valid]", "action[valid].flip(0)")
+replace(R, "update", "observations of other steps", "agent.pi(obs)", "agent.pi(obs.flip(0))")
+replace(R, "update", "actions of other steps", "pi.log_prob(action)", "pi.log_prob(action.flip(0))")
+replace(R, "losses", "differences of other steps", "(return_ - baseline)[valid]", "(return_ - baseline)[valid].flip(0)")
 replace(R, "losses", "bad actions made likelier", "-(log_prob * weight).mean()", "(log_prob * weight).mean()")
 replace(R, "losses", "shapes of the loss not compared", "log_prob.shape == weight.shape", "True")
-replace(R, "training", "a loss of NaN goes through", "if not loss.isfinite():", "if False:")
-replace(R, "training", "the entropy of the first step", "return pi.entropy().mean()", "return pi.entropy()[0]")
+replace(R, "training", "the entropy of the first step", "pi.entropy().mean()", "pi.entropy()[0]")
 
 # ---- actor_critic.py ----
 for part in "value", "next_value", "terminated":
     replace(A, "estimates", f"shape of {part} not compared", f" == {part}.shape", "")
 replace(A, "estimates", "bootstrap behind a terminal state", "next_value * ~terminated", "next_value")
-replace(A, "estimates", "the target follows the critic", "target.detach() - value", "target - value")
+replace(A, "estimates", "the target follows the critic", "target = target.detach()", "pass")
 replace(A, "estimates", "no discount", "gamma * next_value", "next_value")
 replace(A, "update", "bootstrap from the same state", "value[:-1], value[1:],", "value[:-1], value[:-1],")
 replace(A, "update", "no bootstrap behind a truncation", "buffer.terminated, config", "buffer.done[1:], config")
 replace(A, "update", "TD errors of other steps", "delta[valid], config", "delta[valid].flip(0), config")
+replace(A, "update", "actions of other steps", "action[valid]", "action[valid].flip(0)")
 replace(A, "losses", "the gradient flows through ψ", "psi = delta.detach()", "psi = delta")
 replace(A, "losses", "ψ not centred", "(psi - psi.mean())", "psi")
 replace(A, "losses", "ψ not divided by its deviation", "(psi - psi.mean()) / (psi.std(correction=0) + 1e-8)",
@@ -386,19 +398,19 @@ each([R, A], "losses", "deviation of a sample", "std(correction=0)", "std()")
 replace(A, "losses", "shapes of the loss not compared", "log_prob.shape == psi.shape", "True")
 replace(A, "losses", "bad actions made likelier", "-(log_prob * psi)", "(log_prob * psi)")
 replace(A, "losses", "the critic's error not halved", "0.5 * critic_loss", "critic_loss")
-SCALED = "            reward = buffer.reward / (20 * (sum_of_squares / count).sqrt())\n"
-SUMMED = "            sum_of_squares += buffer.reward.square().sum()\n"
-replace(A, "update", "rewards not scaled", SCALED, "            reward = buffer.reward\n")
-replace(A, "update", "rewards scaled to 1", "(20 * (sum_of_squares", "((sum_of_squares")
-replace(A, "update", "rewards divided by the mean square", "count).sqrt())", "count))")
+RMS = "(reward_squares / reward_count).sqrt()"
+replace(A, "update", "rewards not scaled", "buffer.reward / (20 * rms)", "buffer.reward")
+replace(A, "update", "rewards scaled to 1", "(20 * rms)", "rms")
+replace(A, "update", "rewards divided by the mean square", RMS, "(reward_squares / reward_count)")
 replace(A, "update", "rewards' sizes for squares", "buffer.reward.square()", "buffer.reward.abs()")
 replace(A, "update", "rewards about their mean", "buffer.reward.square()",
         "(buffer.reward - buffer.reward.mean()).square()")
-replace(A, "update", "the rewards' sum forgets", "sum_of_squares += buffer.reward", "sum_of_squares = buffer.reward")
-replace(A, "update", "the rewards' count forgets", "count += (~", "count = (~")
+replace(A, "update", "the rewards' sum forgets", "reward_squares += ", "reward_squares = ")
+replace(A, "update", "the rewards' count forgets", "reward_count += ", "reward_count = ")
 replace(A, "update", "reset steps count as rewards", "(~buffer.done[:-1]).sum()", "buffer.reward.numel()")
-mutant(A, "rewards counted too late", "update", (SUMMED, SCALED.replace(".sqrt()", "**0.5") + SUMMED), (SCALED, ""))
-replace(A, "training", "rewards of 0 divide by 0", "count = 1e-8", "count = 0")
+mutant(A, "rewards counted too late", "update", (f"rms = {RMS}", "pass"),
+       ("reward_squares += ", "rms = (reward_squares / reward_count) ** 0.5; reward_squares += "))
+replace(A, "training", "rewards of 0 divide by 0", "reward_squares = 1e-8", "reward_squares = 0")
 
 
 def mutated(script, edits):

@@ -8,9 +8,10 @@ The return is the sum of the rewards r that follow a state. A reward k steps lat
 γ^k. The critic V(s) is a second network, which learns to predict the return.
 
 Before step t, the critic predicts V(s_t). After the step, r_t is known, and the critic can predict
-the rest. r_t + γ V(s_{t+1}) predicts the same return, but its first part is no longer guessed. So
-it is the better prediction, and V(s_t) is trained towards it. It is called the target. The TD error
-δ_t is the target minus V(s_t). It tells how much better step t went than expected.
+the rest. The sum r_t + γ V(s_{t+1}) is called the target. The target predicts the same return as
+V(s_t), but r_t in it is known and not guessed. So the target is the better prediction, and V(s_t)
+is trained towards it. The TD error δ_t is the target minus V(s_t). It tells how much better step t
+went than expected.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error             [1] Eq. 6.5
     ψ_t = (δ_t - mean of δ) / standard deviation of δ         weight of an action
@@ -19,14 +20,15 @@ it is the better prediction, and V(s_t) is trained towards it. It is called the 
           - c E[H(π(·|s_t))]                                  entropy bonus        [2]
 
 An episode terminates when nothing can follow, as when the pole has fallen. V(s_{t+1}) then counts
-as 0. It is truncated when its time is up. V(s_{t+1}) then stands for the rewards that would have
-followed.
+as 0. An episode is truncated when its time is up. V(s_{t+1}) then stands for the rewards that would
+have followed.
 
-We minimise L. E is the mean over the steps of an update, and so are the mean and the deviation of
-δ. An action becomes more likely if its ψ_t is above 0, and less likely if ψ_t is below 0. The
-critic learns to make δ_t small on average. Its target is treated as a fixed number. Otherwise the
-better prediction would be pulled towards the worse one. The entropy H is a measure of how undecided
-the policy is. Its bonus keeps the policy trying all actions for longer. c is a small number.
+We minimise L. E, the mean of δ and its standard deviation are all taken over the steps of one
+update. ψ_t compares a step with the other steps of the update. An action becomes more likely if its
+ψ_t is above 0, and less likely if ψ_t is below 0. The critic learns to make δ_t² small. No gradient
+flows through the target. Otherwise V(s_{t+1}) would also be pulled towards V(s_t). The entropy H is
+a measure of how undecided the policy is. Its bonus keeps the policy trying all actions for longer.
+c is a small number.
 
 `python actor_critic.py` solves CartPole (average score 475) after about 18,000 of 100,000 steps.
 
@@ -59,7 +61,7 @@ class Config:
     num_envs: int = 4  # N, environments played side by side
     num_steps: int = 8  # T, steps of each environment per update
     learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.7  # clip the gradient's norm: shorten what is longer than this
+    max_grad_norm: float = 0.7  # clip the gradient's norm: a longer gradient is shortened to this
     gamma: float = 0.995  # discount of later rewards
     entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 64  # units of each network's hidden layer
@@ -70,14 +72,14 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
-    observations. rms is the root mean square of feature - centre in all observations so far.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
+    at the first reset, and never changes. rms is the root mean square of feature - centre so far.
     """
     def __init__(self, first_obs):
         super().__init__()
         # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        # As 1e-8 / 1e-8 is 1, rms is 1 before any observation. It is never 0 afterwards.
+        # rms is the root of sum_of_squares / count. It begins at 1, and is never 0.
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
         self.count = nn.Buffer(torch.tensor(1e-8))
 
@@ -137,11 +139,13 @@ class RolloutBuffer:
     """A rollout: T steps of N environments. The first dimension is time.
 
     obs[t] is what the agent sees before step t, and obs[t + 1] is what it sees afterwards. done[t]
-    tells that obs[t] is the last one of an episode. This is what an end in step 1 looks like:
+    tells that obs[t] is the last one of an episode. This is what it looks like if the pole falls in
+    step 1, which leads to the last observation, obs[2]:
 
-        step t     0                1                2                3
-        obs[t]     first episode    first episode    its last obs     second episode
-        done[t]    False            False            True             False
+        t                0                1                2                3
+        obs[t]           first episode    first episode    its last obs     second episode
+        terminated[t]    False            True             False            False
+        done[t]          False            False            True             False
 
     gymnasium uses step 2 only to reset the environment. It ignores the action and gives no reward,
     so nothing is learned from this step.
@@ -171,24 +175,25 @@ class RolloutBuffer:
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
             if "episode" in info:
-                # RecordEpisodeStatistics says which episodes ended, and their scores r.
+                # RecordEpisodeStatistics says where an episode ended, and its sum of rewards r.
                 ended = info["_episode"]  # (N,)
-                for score in info["episode"]["r"][ended]:
-                    finished.append((env_step + (t + 1) * N, float(score)))
+                scores = info["episode"]["r"]  # (N,)
+                ended_at = env_step + (t + 1) * N  # all N environments step together
+                finished += [(ended_at, float(score)) for score in scores[ended]]
         return finished
 
 
 def td_error(reward, value, next_value, terminated, gamma):
     """The error δ_t = r_t + γ V(s_{t+1}) - V(s_t). All tensors are (T, N)."""
     assert reward.shape == value.shape == next_value.shape == terminated.shape
-    target = reward + gamma * next_value * ~terminated
+    target = reward + gamma * next_value * ~terminated  # nothing follows a terminal state
     target = target.detach()  # no gradient flows through it
     return target - value
 
 
 def actor_critic_loss(pi, action, delta, entropy_coef):
     """Returns the loss L and the entropy of B steps. delta is δ_t (B,)."""
-    psi = delta.detach()
+    psi = delta.detach()  # ψ is only a weight, and must not train the critic
     # With correction=0, the deviation of a single step is 0, and not nan.
     psi = (psi - psi.mean()) / (psi.std(correction=0) + 1e-8)
     log_prob = pi.log_prob(action)
@@ -202,7 +207,7 @@ def actor_critic_loss(pi, action, delta, entropy_coef):
 
 def update(agent, optimizer, buffer, reward, config):
     """Takes one optimizer step. reward (T, N) is the rollout's, scaled. Returns the entropy."""
-    # value[t + 1] is V of the observation that step t led to, which is of the same episode.
+    # For a valid step t, value[t + 1] is of the same episode, even at its end.
     value = agent.value(buffer.obs)  # (T+1, N)
     delta = td_error(reward, value[:-1], value[1:], buffer.terminated, config.gamma)
     valid = ~buffer.done[:-1]  # (T, N): False where a step only resets
@@ -213,7 +218,7 @@ def update(agent, optimizer, buffer, reward, config):
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs the old π
+    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs π as it played
     return entropy
 
 
@@ -226,14 +231,14 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         torch.manual_seed(config.seed)
-        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on. So two runs share
-        # none.
+        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
+        # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate)
         buffer = RolloutBuffer(envs, config.num_steps)
-        reward_squares = 1e-8  # nearly 0, but with no 0 / 0 if all rewards are 0
-        reward_count = 1e-8
+        reward_squares = torch.tensor(1e-8)  # not 0, so that rms is never 0
+        reward_count = torch.tensor(1e-8)
         history = []
         env_step = 0
         next_report = 0
@@ -244,8 +249,8 @@ def train(config):
 
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps
-                # The rewards are divided by 20 times their root mean square. A return adds up many
-                # of them, so this keeps V's targets small.
+                # The rewards are divided by 20 times their root mean square so far. 20 is a rough
+                # guess at how many rewards a return adds up, so that V's targets are about 1.
                 reward_squares += buffer.reward.square().sum()
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

@@ -3,7 +3,7 @@
 # ///
 """PPO (Proximal Policy Optimization) for continuous actions, in one file.
 
-The policy is a Gaussian. A network gives the mean action in state s, which the code calls obs. The
+The policy is a Gaussian. A network gives the mean action in a state s. The code calls s obs. The
 standard deviation σ is learned, too. π(a|s) is the density of the Gaussian at action a. The critic
 V(s) predicts the return, which is the sum of the rewards r that follow. A reward k steps later is
 multiplied by γ^k.
@@ -24,24 +24,28 @@ first pass.
 TD error: if the episode terminated at step t, nothing follows, and V_old(s_{t+1}) counts as 0. If
     it was truncated, as its time was up, V_old(s_{t+1}) stands for the rewards that would have
     followed.
-Advantage: the hat marks an estimate of how much better action a_t was than the policy's average.
-    With λ = 0, Â_t is δ_t, which trusts the critic after one step. With λ = 1, the V_old in the
-    middle cancel, and Â_t is r_t + γ r_{t+1} + ... - V_old(s_t). That is free of the critic's
-    errors, but noisy. λ lies in between. This is called generalized advantage estimation (GAE).
+Advantage: V_old(s_t) is the return that the policy gets on average. Â_t estimates how much better
+    the return is after action a_t. This is generalized advantage estimation (GAE). Beyond the end
+    of an episode or of the rollout, Â counts as 0. With λ = 0, Â_t is δ_t, which trusts the critic
+    after one step. With λ = 1, the V_old in the middle cancel: δ_t + γ δ_{t+1} = r_t + γ r_{t+1} +
+    γ² V_old(s_{t+2}) - V_old(s_t). That trusts the critic less, but is noisier. λ lies in between.
 Target of V: Â_t estimates the return minus V_old(s_t), so R_t estimates the return.
-Ratio: at first every ratio is 1, and its gradient is that of log π. So PPO begins as actor-critic
-    does. Later the ratio makes up for π no longer being π_old.
+Ratio: the gradient of ρ_t is ∇π/π_old. At first π is π_old, and this is ∇ log π. So PPO begins as
+    actor-critic does. Later, an action that π would play twice as often as π_old did counts twice.
 Loss: E is the mean over a minibatch, which is a random part of the steps. Its Â_t are shifted and
     scaled to mean 0 and standard deviation 1.
 Clip: the steps of π_old tell little about a policy that is far from π_old. So if Â_t > 0, a ratio
     above 1+ε brings no further gain. If Â_t < 0, a ratio below 1-ε brings none.
-Minimum: suppose that Â_t > 0 and the ratio has fallen below 1-ε. The clipped term is flat there.
-    But ρ_t Â_t is smaller, so the minimum takes it, and the ratio can rise again.
+Minimum: suppose that Â_t > 0 and the ratio has fallen below 1-ε, as learning from other steps can
+    do. The clipped term is flat there. But ρ_t Â_t is smaller, so the minimum takes it, and the
+    ratio can rise again.
 Entropy: H is a measure of how undecided the policy is. Its bonus keeps the policy trying all
-    actions for longer. In a run, c falls from a positive number to its negative, so the policy
-    decides.
+    actions for longer. On other tasks, c falls from entropy_coef to its negative, so that the
+    policy decides in the end. Here c is 0.
 
-`python ppo_continuous.py` solves Pendulum (average score -200) after about 17,000 of 99,000 steps.
+In Pendulum, a torque swings a pendulum up and holds it. Each of 200 steps costs more, the further
+the pendulum is from upright. `python ppo_continuous.py` solves it (average score -200) after about
+17,000 of 99,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438
@@ -80,17 +84,17 @@ class Config:
     epochs: int = 10  # passes over each rollout
     num_minibatches: int = 8  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 1.0  # clip the gradient's norm: shorten what is longer than this
-    gamma: float = 0.98  # discount of later rewards; below 1, unless episodes terminate
+    max_grad_norm: float = 1.0  # clip the gradient's norm: a longer gradient is shortened to this
+    gamma: float = 0.98  # discount of later rewards; without terminations, 1 fails
     gae_lambda: float = 0.9  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # c at the start; the weight of the entropy bonus falls to -c
-    init_log_std: float = 0.5  # log of sigma at first, for actions of one number
+    entropy_coef: float = 0.0  # c at first; c falls linearly to the negative of this
+    init_log_std: float = 0.5  # log of sigma at first; with n numbers, sigma is divided by root n
     hidden_size: int = 128  # units of each hidden layer
     activation: str = "relu"  # relu or tanh, after each hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
     save: str = ""  # checkpoint to write: during the run, at its end, on Ctrl-C
-    load: str = ""  # checkpoint to go on from; the command line takes its settings, too
+    load: str = ""  # checkpoint to go on from; on the command line, its settings are used
     eval_episodes: int = 100  # episodes to evaluate, each in an environment of its own; 0: none
     render: bool = False  # after training, play an episode in a window
 
@@ -98,14 +102,14 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
-    observations. rms is the root mean square of feature - centre in all observations so far.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
+    at the first reset, and never changes. rms is the root mean square of feature - centre so far.
     """
     def __init__(self, first_obs):
         super().__init__()
         # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        # As 1e-8 / 1e-8 is 1, rms is 1 before any observation. It is never 0 afterwards.
+        # rms is the root of sum_of_squares / count. It begins at 1, and is never 0.
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
         self.count = nn.Buffer(torch.tensor(1e-8))
 
@@ -130,7 +134,7 @@ def mlp(size_in, hidden_size, size_out, activation):
         nn.Linear(hidden_size, size_out),
     )
     for layer in network[::2]:  # the Linear ones
-        # With weights larger than torch's, Pendulum is learned faster.
+        # With orthogonal weights, Pendulum is learned faster than with torch's own.
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
     return network
@@ -148,15 +152,15 @@ class ActorCritic(nn.Module):
         self.critic = mlp(obs_dim, config.hidden_size, 1, activation)
         with torch.no_grad():
             self.policy[-1].weight *= 0.01  # at first all means are about 0
-        # The noise of n numbers together is √n times that of one. Dividing σ by √n makes up for it.
-        log_std = config.init_log_std - np.log(np.sqrt(action_dim))
-        self.log_std = nn.Parameter(torch.full((action_dim,), log_std))
+        # The length of a noise vector of n numbers grows as √n. So σ is divided by √n.
+        std = np.exp(config.init_log_std) / np.sqrt(action_dim)
+        self.log_std = nn.Parameter(torch.full((action_dim,), np.log(std)))
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over actions (..., action_dim)."""
         mean = self.policy(self.scale(obs))
         std = self.log_std.exp()  # the same in all states
-        # Densities of independent numbers are multiplied. So Independent adds up their logarithms.
+        # Independent(..., 1) makes one action of the last dimension: it adds up the log-densities.
         return Independent(Normal(mean, std), 1)
 
     def value(self, obs):
@@ -179,11 +183,13 @@ class RolloutBuffer:
     """A rollout: T steps of N environments. The first dimension is time.
 
     obs[t] is what the agent sees before step t, and obs[t + 1] is what it sees afterwards. done[t]
-    tells that obs[t] is the last one of an episode. This is what an end in step 1 looks like:
+    tells that obs[t] is the last one of an episode. This is what it looks like if the pole falls in
+    step 1, which leads to the last observation, obs[2]:
 
-        step t     0                1                2                3
-        obs[t]     first episode    first episode    its last obs     second episode
-        done[t]    False            False            True             False
+        t                0                1                2                3
+        obs[t]           first episode    first episode    its last obs     second episode
+        terminated[t]    False            True             False            False
+        done[t]          False            False            True             False
 
     gymnasium uses step 2 only to reset the environment. It ignores the action and gives no reward,
     so nothing is learned from this step.
@@ -192,7 +198,7 @@ class RolloutBuffer:
         N, obs_dim = envs.observation_space.shape
         self.obs = torch.zeros(T + 1, N, obs_dim)
         self.done = torch.zeros(T + 1, N).bool()
-        self.action = torch.zeros(T, *envs.action_space.shape)  # not clipped, as π sampled it
+        self.action = torch.zeros(T, *envs.action_space.shape)  # before make_envs() clips it
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
         first_obs, _ = envs.reset()
@@ -213,25 +219,26 @@ class RolloutBuffer:
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
             if "episode" in info:
-                # RecordEpisodeStatistics says which episodes ended, and their scores r.
+                # RecordEpisodeStatistics says where an episode ended, and its sum of rewards r.
                 ended = info["_episode"]  # (N,)
-                for score in info["episode"]["r"][ended]:
-                    finished.append((env_step + (t + 1) * N, float(score)))
+                scores = info["episode"]["r"]  # (N,)
+                ended_at = env_step + (t + 1) * N  # all N environments step together
+                finished += [(ended_at, float(score)) for score in scores[ended]]
         return finished
 
 
 def compute_gae(reward, value, terminated, done, gamma, gae_lambda):
     """Generalized advantage estimates Â (T, N), computed backwards in time ([1] Eq. 11).
 
-    reward and terminated (T, N) belong to the steps. value and done (T+1, N) belong to obs. So
-    value[t + 1] is V of the observation that step t led to, which is of the same episode.
+    reward and terminated (T, N) belong to the steps. value and done (T+1, N) belong to obs. For a
+    step t that does not only reset, value[t + 1] is of the same episode, even at its end.
     """
     assert reward.shape == terminated.shape == value[1:].shape == done[1:].shape
     # At a step that only resets, delta means nothing, and make_batch() leaves it out.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
     advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
-        # The end of an episode cuts the sum off, whether it terminated or was truncated.
+        # Where an episode ended, Â_{t+1} belongs to the next one, and counts as 0.
         advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * ~done[t + 1]
     return advantage[:-1]
 
@@ -241,7 +248,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    # For the report: how far π is from π_old. It is 0 if they are equal, and otherwise positive.
+    # For the report: an estimate of the KL divergence, which tells how far π is from π_old.
     kl = (ratio - 1 - log_ratio).mean()
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
@@ -295,12 +302,12 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         # Rewards are divided by the standard deviation of the returns so far, to keep V's targets
-        # small. At first the returns hardly differ, so a few rewards come out large. Scores stay as
-        # they are.
+        # small. At first the returns hardly differ, so a few rewards come out large. The scores are
+        # recorded before that, in make_envs().
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
-        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on. So two runs share
-        # none.
+        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
+        # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)  # see below
@@ -327,7 +334,7 @@ def train(config):
                     save(config, agent, optimizer, envs, env_step, history)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
-    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too
+    save(config, agent, optimizer, envs, env_step, history)  # the end may come between two reports
     return agent, history
 
 

@@ -7,8 +7,9 @@ The policy π(a|s) is a small network. It gives the probability of each action a
 calls the state obs, which is short for observation. The policy plays N episodes. The return G_t is
 the sum of the rewards r from step t on. A reward k steps later is multiplied by γ^k, with γ ≤ 1.
 
-Each return is compared with a baseline b_t, which is the mean of the N returns at step t. An
-episode that is over counts as 0 there, because it has no reward left to collect. d is the standard
+Each return is compared with a baseline b_t, which is the mean of the N returns at step t. In this
+mean, an episode that is over counts as 0, because it has no reward left to collect. Without a
+baseline, positive returns would push up every action played, good or bad. d is the standard
 deviation of all differences G_t - b_t. Dividing by d makes the size of the rewards irrelevant.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
@@ -16,12 +17,12 @@ deviation of all differences G_t - b_t. Dividing by d makes the size of the rewa
 
 We minimise L. E is the mean over all steps of the N episodes. Where G_t is above b_t, L falls when
 π(a_t|s_t) rises, so action a_t becomes more likely. Where G_t is below b_t, a_t becomes less
-likely. The logarithm makes up for how often actions are played: a rare action is pushed seldom, but
-further.
+likely. The slope of log π is ∇π/π. So an action that is played half as often is pushed twice as
+far.
 
 In CartPole, a cart balances a pole. Each step in which the pole stands has a reward of 1. An
 episode terminates when the pole falls. It is truncated when its time is up, which is after 500
-steps. It would have earned more then, but this script ignores that.
+steps. A truncated episode would have earned more, but this script ignores that.
 
 `python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. A score is the sum of an
 episode's rewards. CartPole is solved when the last 20 scores average 475.
@@ -54,7 +55,7 @@ class Config:
     total_steps: int = 80_000  # environment steps to train for
     num_envs: int = 6  # N, environments; each plays one episode per update
     learning_rate: float = 1.5e-2  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.2  # clip the gradient's norm: shorten what is longer than this
+    max_grad_norm: float = 0.2  # clip the gradient's norm: a longer gradient is shortened to this
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
@@ -64,14 +65,14 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
-    observations. rms is the root mean square of feature - centre in all observations so far.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
+    at the first reset, and never changes. rms is the root mean square of feature - centre so far.
     """
     def __init__(self, first_obs):
         super().__init__()
         # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        # As 1e-8 / 1e-8 is 1, rms is 1 before any observation. It is never 0 afterwards.
+        # rms is the root of sum_of_squares / count. It begins at 1, and is never 0.
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
         self.count = nn.Buffer(torch.tensor(1e-8))
 
@@ -120,8 +121,8 @@ def play(agent, envs, greedy=False):
     """Plays one episode, of at most 10,000 steps, in each of the N environments.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
-    longest episode. An environment whose episode is over begins another one by itself, until the
-    last episode is over. We ignore these steps: reward is 0 there, and valid is False.
+    longest episode. Until the longest episode is over, the other environments play on in new
+    episodes. These extra steps are ignored. valid is False there, and reward is 0.
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
@@ -133,7 +134,8 @@ def play(agent, envs, greedy=False):
         all_actions.append(torch.tensor(action))
         all_rewards.append(torch.tensor(reward).float() * playing)
         all_valid.append(playing)
-        playing = playing & ~torch.tensor(terminated | truncated)
+        ended = torch.tensor(terminated | truncated)
+        playing = playing & ~ended
     return [torch.stack(rows) for rows in (all_obs, all_actions, all_rewards, all_valid)]
 
 
@@ -146,14 +148,10 @@ def compute_returns(reward, gamma):
 
 
 def reinforce_loss(pi, action, return_, valid):
-    """The loss L. return_ is (T, N). pi and action are of the B steps that valid (T, N) marks.
-
-    If all returns are positive, every action played is pushed up without a baseline, good or bad.
-    On average the baseline adds nothing to the gradient, but it takes luck out of a single update.
-    """
+    """The loss L. return_ and valid are (T, N). pi and action hold only the B valid steps."""
     baseline = return_.mean(1, keepdim=True)  # (T, 1)
     difference = (return_ - baseline)[valid]  # (B,)
-    weight = difference / (difference.std(correction=0) + 1e-8)  # 1e-8: no division by 0
+    weight = difference / (difference.std(correction=0) + 1e-8)  # 1e-8: there is no division by 0
     log_prob = pi.log_prob(action)  # (B,)
     assert log_prob.shape == weight.shape
     return -(log_prob * weight).mean()
@@ -171,7 +169,7 @@ def update(agent, optimizer, episodes, config):
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs the old π
+    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs π as it played
     return pi.entropy().mean()
 
 
@@ -184,8 +182,8 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         torch.manual_seed(config.seed)
-        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on. So two runs share
-        # none.
+        # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
+        # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = Policy(envs, config, first_obs)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate)
@@ -202,7 +200,8 @@ def train(config):
                 length = valid.sum(0)  # (N,)
                 score = reward.sum(0)  # (N,)
                 for n in length.argsort(stable=True):  # in the order in which the episodes ended
-                    history.append((env_step + config.num_envs * int(length[n]), float(score[n])))
+                    ended_at = env_step + config.num_envs * int(length[n])  # all N step together
+                    history.append((ended_at, float(score[n])))
                 env_step += valid.numel()  # steps after an episode's end count, too
                 entropy = update(agent, optimizer, episodes, config)
 

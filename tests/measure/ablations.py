@@ -75,7 +75,7 @@ edit("entropy with the wrong sign, coefficient 0.01", PPO,
      ("- entropy_coef * entropy", "+ entropy_coef * entropy"),
      ("entropy_coef: float = 0.0 ", "entropy_coef: float = 0.01 "))
 # Each environment's next episode begins as if it were its first; torch.initial_seed() is the run's seed.
-ENDED = "                    finished.append((env_step + (t + 1) * N, float(score)))\n"
+ENDED = "                finished += [(ended_at, float(score)) for score in scores[ended]]\n"
 edit("all episodes from the same starts", ("ppo_discrete",),
      (ENDED, f"{ENDED}                envs.unwrapped.np_random = np.random.default_rng(1000 * torch.initial_seed())\n"))
 edit("all episodes from the same starts", ("ppo_continuous",),

@@ -96,8 +96,8 @@ replace(D, "update", "a truncation is kept as a termination", "torch.as_tensor(t
         "torch.as_tensor(terminated | truncated)\n")
 replace(D, "update", "actions of other environments", "torch.as_tensor(action)", "torch.as_tensor(action).flip(0)")
 replace(D, "update", "rewards of other environments", "torch.as_tensor(reward)", "torch.as_tensor(reward).flip(0)")
-replace(D, "update", "episodes end in steps of one environment", "(t + 1) * N, float", "t + 1, float")
-replace(D, "update", "scores of all, whoever is done", '["r"][ended]', '["r"]')
+replace(D, "update", "episodes end in steps of one environment", "(t + 1) * N  #", "t + 1  #")
+replace(D, "update", "scores of all, whoever is done", "scores[ended]", "scores")
 replace(D, "update", "lengths taken for scores", '["episode"]["r"]', '["episode"]["l"]')
 
 # ---- ppo_discrete.py: the advantages and the loss ----
@@ -328,8 +328,8 @@ replace(C, "update", "--activation ignored", ACTIVATION, '["relu"]')
 replace(C, "update", "activations swapped", ACTIVATION, '["tanh" if config.activation == "relu" else "relu"]')
 replace(C, "interface", "any activation goes through", 'config.activation not in ("relu", "tanh")', "False")
 replace(C, "update", "σ not learned", "self.log_std = nn.Parameter(", "self.log_std = nn.Buffer(")
-replace(C, "update", "σ the same for any number of components", " - np.log(np.sqrt(action_dim))", "")
-replace(C, "training", "--init-log-std ignored", "log_std = config.init_log_std", "log_std = 0.5")
+replace(C, "update", "σ the same for any number of components", " / np.sqrt(action_dim)", "")
+replace(C, "training", "--init-log-std ignored", "np.exp(config.init_log_std)", "np.exp(0.5)")
 replace(C, "interface", "limit init_log_std=-10 forgotten", "init_log_std=-10, ", "")
 replace(C, "interface", "limit init_log_std=10 forgotten", "init_log_std=10, ", "")
 replace(C, "update", "σ² for σ", "self.log_std.exp()", "(2 * self.log_std).exp()")
@@ -352,10 +352,10 @@ replace(R, "update", "observations a row late", "envs.step(action)\n",
 replace(R, "update", "actions of other environments", "torch.tensor(action)", "torch.tensor(action).flip(0)")
 replace(R, "update", "rewards after the end count", "torch.tensor(reward).float() * playing",
         "torch.tensor(reward).float()")
-STILL = "playing = playing & ~torch.tensor(terminated | truncated)"
-replace(R, "update", "rows of valid steps share an array", STILL, "playing &= ~torch.tensor(terminated | truncated)")
-replace(R, "update", "second episodes are played, too", STILL, "playing = ~torch.tensor(terminated | truncated)")
-replace(R, "update", "truncated episodes do not end", STILL, "playing = playing & ~torch.tensor(terminated)")
+STILL, ENDED = "playing = playing & ~ended", "torch.tensor(terminated | truncated)"
+replace(R, "update", "rows of valid steps share an array", STILL, "playing &= ~ended")
+replace(R, "update", "second episodes are played, too", STILL, "playing = ~ended")
+replace(R, "update", "truncated episodes do not end", ENDED, "torch.tensor(terminated)")
 replace(R, "update", "always the first observation", "obs, reward, terminated", "_, reward, terminated")
 replace(R, "estimates", "forwards in time", "in reversed(range(len(reward) - 1)):", "in range(len(reward) - 1):")
 replace(R, "estimates", "returns without discount", "gamma * return_[t + 1]", "return_[t + 1]")
@@ -410,7 +410,7 @@ replace(A, "update", "the rewards' count forgets", "reward_count += ", "reward_c
 replace(A, "update", "reset steps count as rewards", "(~buffer.done[:-1]).sum()", "buffer.reward.numel()")
 mutant(A, "rewards counted too late", "update", (f"rms = {RMS}", "pass"),
        ("reward_squares += ", "rms = (reward_squares / reward_count) ** 0.5; reward_squares += "))
-replace(A, "training", "rewards of 0 divide by 0", "reward_squares = 1e-8", "reward_squares = 0")
+replace(A, "training", "rewards of 0 divide by 0", "reward_squares = torch.tensor(1e-8)", "reward_squares = torch.tensor(0.0)")
 
 
 def mutated(script, edits):

@@ -99,19 +99,19 @@ class ObsScale(nn.Module):
         super().__init__()
         # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        # rms is the root of sum_of_squares / count. It begins at 1, and is never 0.
-        self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))
-        self.count = nn.Buffer(torch.tensor(1e-8))
+        self.rms = nn.Buffer(torch.ones_like(self.centre))
+        self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))  # so rms is never 0
+        self.count = nn.Buffer(torch.tensor(0.0))
 
     def forward(self, obs):
         """Observations (..., obs_dim) -> scaled ones, clipped at ±10."""
-        rms = (self.sum_of_squares / self.count).sqrt()
-        return (2 * (obs - self.centre) / rms).clamp(-10, 10)
+        return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
         """Includes B more observations (B, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
+        self.rms = (self.sum_of_squares / self.count).sqrt()
 
 
 def mlp(size_in, hidden_size, size_out):

@@ -364,7 +364,8 @@ def compare(algorithm, recording):
     assert not differs(trained, weights.pop())
     for earlier in weights:  # the comparison would notice if one update were left out, or all of them
         assert any(name.startswith("policy") for name in differs(trained, earlier))
-    scale = {"centre": slow.centre, "sum_of_squares": slow.sums, "count": slow.count}
+    rms = [math.sqrt(total / slow.count) for total in slow.sums]
+    scale = {"centre": slow.centre, "sum_of_squares": slow.sums, "count": slow.count, "rms": rms}
     assert set(trained.scale.state_dict()) == set(scale)
     for key, numbers in trained.scale.state_dict().items():
         np.testing.assert_allclose(numbers, scale[key], rtol=1e-5)

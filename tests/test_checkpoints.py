@@ -153,8 +153,7 @@ def likeliest(state, obs, name):
     """The likeliest action, computed from a checkpoint's bare tensors, as single environments take it."""
     bend = activation_of(load(name).Config())
     layers = sorted({int(key.split(".")[1]) for key in state if key.startswith("policy.")})
-    root_mean_square = (state["scale.sum_of_squares"] / state["scale.count"]).sqrt()
-    x = (2 * (torch.as_tensor(obs) - state["scale.centre"]) / root_mean_square).clamp(-10, 10)
+    x = (2 * (torch.as_tensor(obs) - state["scale.centre"]) / state["scale.rms"]).clamp(-10, 10)
     for layer in layers:
         x = linear(x, state[f"policy.{layer}.weight"], state[f"policy.{layer}.bias"])
         x = x if layer == layers[-1] else bend(x)
@@ -182,7 +181,7 @@ def test_a_reloaded_agents_greedy_score_is_a_recount(name, tmp_path, monkeypatch
     module.train(module.Config(env_id=task, total_steps=1_000, save=str(path), seed=2))
     state = read(path)["agent"]
     expected = greedy_scores(state, name, task, episodes, seed)
-    for key in ("scale.sum_of_squares", "scale.centre"):  # they make a difference, so their loss would show
+    for key in ("scale.rms", "scale.centre"):  # they make a difference, so their loss would show
         blind = greedy_scores(state | {key: torch.ones_like(state[key])}, name, task, episodes, seed)
         assert expected != pytest.approx(blind, rel=1e-2)
     # Single environments, stepped one by one, begin with their own seeds.

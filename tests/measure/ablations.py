@@ -38,7 +38,7 @@ edit("no factor 0.01 at the policy's output", PPO, ("self.policy[-1].weight *= 0
 edit("gradient's norm not clipped", PPO, ("agent.parameters(), config.max_grad_norm,", "agent.parameters(), np.inf,"))
 edit("Adam's ε 1e-5", PPO, ("config.learning_rate, fused=True", "config.learning_rate, eps=1e-5, fused=True"))
 edit("constant learning rate", PPO, ("config.learning_rate * remaining", "config.learning_rate"))
-edit("observations not scaled", PPO, ("(2 * (obs - self.centre) / rms).clamp(-10, 10)", "obs"))
+edit("observations not scaled", PPO, ("(2 * (obs - self.centre) / self.rms).clamp(-10, 10)", "obs"))
 edit("observations measured from 0", PPO,
      ("torch.as_tensor(first_obs).float().mean(0)", "torch.zeros(first_obs.shape[1])"))
 edit("rewards not scaled", PPO, ("NormalizeReward(envs, config.gamma)", "envs"))

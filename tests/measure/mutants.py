@@ -44,16 +44,16 @@ def each(scripts, finder, bug, old, new):
 # ---- ppo_discrete.py: the scale of the observations, which is the same text in all ----
 CENTRE = "torch.as_tensor(first_obs).float().mean(0)"
 for part, begin in {"centre": CENTRE, "sum_of_squares": "torch.full_like(self.centre, 1e-8)",
-                    "count": "torch.tensor(1e-8)"}.items():
+                    "count": "torch.tensor(0.0)", "rms": "torch.ones_like(self.centre)"}.items():
     replace(D, "checkpoints", f"the scale's {part} not saved", f"nn.Buffer({begin})", begin)
 replace(D, "training", "the centre is 0", CENTRE, "torch.zeros(first_obs.shape[1])")
 replace(D, "training", "the centre is the first environment's", CENTRE, "torch.as_tensor(first_obs).float()[0]")
 replace(D, "training", "the centre moves", "self.count += len(obs)",
         "self.count += len(obs)\n        self.centre += 0.1 * (obs - self.centre).mean(0)")
-replace(D, "training", "the first unit is not 1", "torch.full_like(self.centre, 1e-8)",
-        "torch.full_like(self.centre, 1.0)")
+replace(D, "training", "the first unit is not 1", "torch.ones_like(self.centre)", "2 * torch.ones_like(self.centre)")
+replace(D, "training", "the unit stays 1", "self.rms = (self.sum_of_squares / self.count).sqrt()", "pass")
 replace(D, "training", "the unit may be 0", "torch.full_like(self.centre, 1e-8)", "torch.zeros_like(self.centre)")
-replace(D, "training", "the count begins with an observation", "torch.tensor(1e-8)", "torch.tensor(1.0)")
+replace(D, "training", "the count begins with an observation", "torch.tensor(0.0)", "torch.tensor(1.0)")
 replace(D, "training", "centre added", "2 * (obs - self.centre)", "2 * (obs + self.centre)")
 replace(D, "training", "scaled to 1", "(2 * (obs - self.centre)", "((obs - self.centre)")
 replace(D, "training", "divided by the mean square", "(self.sum_of_squares / self.count).sqrt()",

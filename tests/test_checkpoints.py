@@ -351,6 +351,7 @@ def test_nothing_is_overwritten_and_a_wrong_place_is_known_at_once(name, checkpo
     assert sorted(os.listdir(tmp_path)) == ["folder", "old.pt"] and os.listdir(folder) == []
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, about what these files hold
 @pytest.mark.parametrize("name", PPO)
 def test_missing_foreign_damaged_and_malicious_files_cost_one_line(name, checkpoints, tmp_path, monkeypatch, capsys):
     module, given, reduce = load(name), tmp_path / "given.pt", lambda _: (os.mkdir, (f"{tmp_path}/executed",))

@@ -413,7 +413,7 @@ OF = {
 }
 
 
-@pytest.mark.filterwarnings("error")  # a terminal shows warnings as well
+@pytest.mark.filterwarnings("error::DeprecationWarning", "error::UserWarning")  # a terminal shows them as well
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_mistake_costs_one_line_and_status_2(name, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

@@ -177,36 +177,20 @@ register("FromMinus1-v0", gym.spaces.Discrete(3, start=-1))
 register("MultiDiscrete-v0", gym.spaces.MultiDiscrete([2, 2]))
 
 
-class DictEnv(gym.Env):
-    """Observes a dictionary, and has no render_mode: as simple as a user's first environment may be."""
-
-    observation_space = gym.spaces.Dict(
-        place=gym.spaces.Box(-1, 1, (2,), np.float32), light=gym.spaces.Discrete(3)
-    )
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), float(action), bool(self.np_random.random() < 0.1), False, {}
-
-
-gym.register("DictObs-v0", DictEnv, max_episode_steps=20)
-
-
 def marked(name, kind="Marked"):
     return f"{kind}Box-v0" if name == "ppo_continuous" else f"{kind}Discrete-v0"
 
 
-def new_agent(name):
+def network_of(name):
+    return load(name).Policy if name == "reinforce" else load(name).ActorCritic
+
+
+def reacting_agent(name):
     """(script, config, environments, an agent that has seen some observations and reacts to them)."""
     module, sizes = load(name), {} if name == "reinforce" else {"num_steps": 8}
     config = module.Config(env_id=marked(name), num_envs=3, hidden_size=4, **sizes)
     envs = module.make_envs(config.env_id, 3)
-    network = module.Policy if name == "reinforce" else module.ActorCritic
-    agent = network(envs, config, envs.reset(seed=0)[0])
+    agent = network_of(name)(envs, config, envs.reset(seed=0)[0])
     agent.scale.include(torch.randn(7, 3))
     for weights in agent.parameters():
         torch.nn.init.normal_(weights)

@@ -272,10 +272,11 @@ def slow_ppo(agent):
         for _ in range(config.epochs):
             order = agent.recording.orders.pop(0).tolist()
             assert sorted(order) == list(range(len(steps)))
+            last_size = 0
             for k in range(config.num_minibatches):  # as many as asked for, and of two sizes at most
                 size = len(steps) // config.num_minibatches + (k < len(steps) % config.num_minibatches)
                 minibatch, order = order[:size], order[size:]
-                agent.events["a minibatch is smaller"] += k > 0 and size < last_size
+                agent.events["a minibatch is smaller"] += size < last_size
                 last_size = size
                 mb_advantages = standardized([advantages[steps[i].t, steps[i].n] for i in minibatch])
                 losses, entropies, divergences = [], [], []

@@ -12,7 +12,8 @@ from dataclasses import fields
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import PPO, ROOT, SCRIPTS, Recount, edited, load, marked, parse_line, register, run_main, spy
+from conftest import (
+    PPO, ROOT, SCRIPTS, Recount, edited, load, marked, network_of, parse_line, register, run_main, spy)
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.wrappers.vector import TransformReward
 
@@ -168,7 +169,7 @@ def test_command_line_trains_prints_and_evaluates(name, size, wrap, monkeypatch,
     """Also where scores are tiny. The agent as trained plays greedily, in episodes of its own."""
     module, acts, agents, seeds = load(name), [], [], []
     made = wrap(lambda env: Recount(TransformReward(env, lambda reward: size * reward)))
-    agent_class = module.Policy if name == "reinforce" else module.ActorCritic
+    agent_class = network_of(name)
     spy(monkeypatch, Recount, "reset", lambda _, env, seed=None, options=None: seeds.append(seed))
     spy(monkeypatch, module, "train", lambda result, _: agents.append(str(result[0].state_dict())))
     spy(monkeypatch, agent_class, "act", lambda _, agent, obs, greedy=False: acts.append(

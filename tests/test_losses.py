@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import PPO, SCRIPTS, load, new_agent, untouched
+from conftest import PPO, SCRIPTS, load, reacting_agent, untouched
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 
@@ -137,7 +137,7 @@ def test_other_losses_refuse_shapes_that_would_broadcast():
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_actions_depend_on_the_observations_and_not_on_their_type(name, greedy):
-    *_, agent = new_agent(name)
+    *_, agent = reacting_agent(name)
     whole, found = np.random.randint(-9, 9, (50, 3)), []
     for obs in (whole.astype(np.float32), whole.astype(np.float64), whole, torch.as_tensor(whole).float()):
         torch.manual_seed(1)
@@ -149,7 +149,7 @@ def test_actions_depend_on_the_observations_and_not_on_their_type(name, greedy):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_functions_leave_what_they_are_given_as_it_is(name):
-    module, config, envs, agent = new_agent(name)
+    module, config, envs, agent = reacting_agent(name)
     network, optimizer, obs = type(agent), torch.optim.Adam(agent.parameters()), torch.randn(7, 3)
     untouched(type(agent.scale).forward, agent.scale, obs)
     untouched(network.act, agent, obs)

@@ -14,13 +14,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import BOX, DISCRETE, PPO, ROOT, SCRIPTS, MarkedEnv, Recount, load, marked, parse_line, register, spy
+from conftest import (
+    BOX, DISCRETE, PPO, ROOT, SCRIPTS, MarkedEnv, Recount, load, marked, network_of, parse_line, register, spy)
 from gymnasium.wrappers.vector import TransformObservation, TransformReward
+from peer import SOLVED
 from torch.distributions import Categorical, Independent, Normal
 from torch.nn.utils import parameters_to_vector
 
 TASK = {name: "Pendulum-v1" if name == "ppo_continuous" else "CartPole-v1" for name in SCRIPTS}
-SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 register("OneStepDiscrete-v0", DISCRETE, limit=1)
 register("OneStepBox-v0", BOX, limit=1)
 
@@ -30,10 +31,6 @@ def small(name, **settings):
     sizes = {} if name == "reinforce" else {"num_steps": 7}
     sizes |= {"num_minibatches": 4, "epochs": 2} if name in PPO else {}
     return load(name).Config(**{"env_id": marked(name), "total_steps": 420, "num_envs": 3} | sizes | settings)
-
-
-def network_of(name):
-    return load(name).Policy if name == "reinforce" else load(name).ActorCritic
 
 
 def new_agent(name, **settings):

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import PPO, load, marked, spy
+from conftest import PPO, load, marked, network_of, spy
 from slow import compare, slow_actor_critic, slow_ppo, slow_reinforce
 
 NEAR, FAR = (0, 0, 0), (-5000, 5, 300)  # what is added to all observations
@@ -55,7 +55,7 @@ def record(monkeypatch, capsys, wrap):
     def run(name, offset=NEAR, **settings):
         module = load(name)
         config = module.Config(env_id=marked(name), **settings)
-        network = module.Policy if name == "reinforce" else module.ActorCritic
+        network = network_of(name)
         act, randperm = network.act, torch.randperm
         first_weights = {}
         acts = []  # of each step: observations, actions, their log-probability

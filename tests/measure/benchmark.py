@@ -241,8 +241,11 @@ def main():
         rows = [{key: float(x) if key in ("greedy", "sampled", "seconds") else x for key, x in row.items()}
                 for row in csv.DictReader(output.open())]
         done = [(row["program"], row["flags"], int(row["seed"])) for row in rows]
-        # A row names an edit or a recipe, which stands behind the seed, in place of the flags.
-        jobs = [job for job in jobs if (job[1], (*job[4:], job[2])[0], job[3]) not in done]
+
+        def is_done(function, name, flags, seed, change="", text=""):
+            return (name, change or flags, seed) in done  # a row names an edit or a recipe in place of the flags
+
+        jobs = [job for job in jobs if not is_done(*job)]
 
     pool = ProcessPoolExecutor(options.processes, get_context("spawn")) if options.processes > 1 else None
     for number, row in enumerate((pool.map if pool else map)(run, jobs), 1):

@@ -101,23 +101,39 @@ def curve(history, steps):
     return ";".join(averages)
 
 
+def scores_of(module, agent, env_id, episodes, seed, greedy=True):
+    with contextlib.closing(module.make_envs(env_id, episodes)) as envs:
+        return module.evaluate(agent, envs, greedy, seed)
+
+
 def measure(name, flags, seed, change="", text=""):
-    """A run of the defaults but for flags, or of a changed text, and its evaluations, as a row of the CSV."""
+    """A run of the defaults but for flags, or of a changed text, and its evaluations, as a row of the CSV.
+
+    On other tasks the PPO scripts are also evaluated at each report, over 10 greedy episodes. That changes nothing in
+    the run, as greedy play draws no random numbers of torch's.
+    """
     module = ablations.module_of(text, name) if text else importlib.import_module(name)
+    along = {}
+
+    def evaluate_instead(config, agent, optimizer, envs, env_step, history):  # of saving
+        if config.env_id not in SOLVED and env_step not in along:
+            along[env_step] = scores_of(module, agent, config.env_id, 10, seed).mean()
+
     start = time.perf_counter()
-    _, config, agent, history = train_ours(name, flags, seed, module=module)
+    with mock.patch.object(module, "save", evaluate_instead) if hasattr(module, "save") else contextlib.nullcontext():
+        _, config, agent, history = train_ours(name, flags, seed, module=module)
     row = {"program": name, "flags": change or flags, "seed": seed,
            "solved_at_step": solved_at(history, SOLVED.get(config.env_id)),
            "seconds": round(time.perf_counter() - start, 1)}
     # Pendulum's scores depend so much on the start that a hundred episodes leave an error of 9.
     episodes = 50 if config.env_id not in SOLVED else 100 if text else 1_000
     for kind in ("greedy", "sampled"):
-        envs = module.make_envs(config.env_id, episodes)
-        scores = module.evaluate(agent, envs, kind == "greedy", seed)
-        envs.close()
+        scores = scores_of(module, agent, config.env_id, episodes, seed, kind == "greedy")
         row[kind] = round(float(scores.mean()), 2)
     if config.env_id in SOLVED:
         row["curve"] = curve(history, config.total_steps)
+    else:
+        row["along"] = ";".join(f"{score:.1f}" for score in along.values())
     return row
 
 
@@ -164,7 +180,19 @@ def table(rows):
         cells += [f"{np.mean(greedy):,.1f} ± {np.std(greedy):,.1f}", f"{min(greedy):,.1f}", f"{np.mean(sampled):,.1f}",
                   f"{middle(row['seconds'] for row in mine):,.1f} s"]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return lines + along_table(rows)
+
+
+def along_table(rows):
+    """The best of the evaluations along the way, as others report them: of the mean curve, and of each run."""
+    lines = ["", "| run | best point of the mean curve | mean of each run's best |", "|---|---|---|"]
+    for name, flags in dict.fromkeys((row["program"], row["flags"]) for row in rows if row.get("along")):
+        scores = np.array([[float(x) for x in row["along"].split(";")]
+                           for row in rows if (row["program"], row["flags"]) == (name, flags)])  # (runs, reports)
+        best, at = scores.max(1), scores.mean(0).argmax()
+        lines.append(f"| `{name}.py {flags}` | {scores[:, at].mean():,.1f} ± {scores[:, at].std():,.1f} | "
+                     f"{best.mean():,.1f} ± {best.std():,.1f} |")
+    return lines if len(lines) > 3 else []
 
 
 def machine(sb3):
@@ -250,7 +278,7 @@ def main():
     pool = ProcessPoolExecutor(options.processes, get_context("spawn")) if options.processes > 1 else None
     for number, row in enumerate((pool.map if pool else map)(run, jobs), 1):
         rows.append(row)
-        words = (f"{key} {value}" for key, value in row.items() if value != "" and key != "curve")
+        words = (f"{key} {value}" for key, value in row.items() if value != "" and key not in ("curve", "along"))
         print(f"[{number}/{len(jobs)}]", *words, file=sys.stderr, flush=True)
         write_csv(output, rows)
     if pool:

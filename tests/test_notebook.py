@@ -10,10 +10,10 @@ from nbclient import NotebookClient
 def cells_of(name, path):
     """What a user does with a script in a notebook, cell by cell."""
     script, keep = (ROOT / f"{name}.py").read_text(encoding="utf-8"), name in PPO
-    for setting, value in (("total_steps", "3_000"), ("eval_episodes", "3")):  # the cell trains when it is run
+    for setting, value in (("total_steps", "2_000"), ("eval_episodes", "3")):  # the cell trains when it is run
         script, changes = re.subn(rf"({setting}: int = )[\d_]+", rf"\g<1>{value}", script)
         assert changes == 1
-    resume = f"Config(**torch.load({path!r})['config'] | dict(load={path!r}, total_steps=3_000))"
+    resume = f"Config(**torch.load({path!r})['config'] | dict(load={path!r}, total_steps=2_500))"
     return {
         "reset": "%reset -f",  # forgets the script before
         "script": script,
@@ -25,7 +25,7 @@ def cells_of(name, path):
         "mistake": "Config(gamma=7)\nprint('constructed')\ntrain(Config(gamma=7))",
         # The stop button sends SIGINT.
         "stop": "import signal, threading\n"
-                "threading.Timer(0.7, signal.raise_signal, [signal.SIGINT]).start()\n"
+                "threading.Timer(0.4, signal.raise_signal, [signal.SIGINT]).start()\n"
                 "agent, history = train(Config(total_steps=10**8))\n"
                 "print('returned', float(evaluate(agent, make_envs(Config.env_id, 2)).mean()))",
     }

@@ -25,9 +25,10 @@ TD error: if the episode terminated at step t, nothing follows, and V_old(s_{t+1
     followed.
 Advantage: V_old(s_t) is the return that the policy gets on average. Â_t estimates how much better
     the return is after action a_t. This is generalized advantage estimation (GAE). Beyond the end
-    of an episode or of the rollout, Â counts as 0. With λ = 0, Â_t is δ_t, which trusts the critic
-    after one step. With λ = 1, the V_old in the middle cancel: δ_t + γ δ_{t+1} = r_t + γ r_{t+1} +
-    γ² V_old(s_{t+2}) - V_old(s_t). That trusts the critic less, but is noisier. λ lies in between.
+    of an episode or of the rollout, Â counts as 0. With λ = 0, Â_t is δ_t, which takes one reward
+    and leaves the rest to the critic. With λ = 1, the V_old in the middle cancel: δ_t + γ δ_{t+1} =
+    r_t + γ r_{t+1} + γ² V_old(s_{t+2}) - V_old(s_t). That trusts the critic less, but is noisier. λ
+    lies in between.
 Target of V: Â_t estimates the return minus V_old(s_t), so R_t estimates the return.
 Ratio: the gradient of ρ_t is ∇π/π_old. At first π is π_old, and this is ∇ log π. So PPO begins as
     actor-critic does. Later, an action that π would play twice as often as π_old did counts twice.
@@ -77,7 +78,7 @@ class Config:
     num_minibatches: int = 2  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-2  # initial learning rate of Adam; it falls linearly to 0
     max_grad_norm: float = 1.0  # clip the gradient's norm: a longer gradient is shortened to this
-    gamma: float = 0.995  # discount of later rewards; without terminations, 1 fails
+    gamma: float = 0.995  # discount of later rewards; below 1 if no episode ever terminates
     gae_lambda: float = 0.97  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c at first; c falls linearly to the negative of this
@@ -93,7 +94,8 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset, and never changes. rms is the root mean square of feature - centre so far.
+    at the first reset. If the centre moved later, it would shift what the networks have learned
+    from, so it stays. rms is the root mean square of feature - centre so far.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -177,8 +179,8 @@ class RolloutBuffer:
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        first_obs, _ = envs.reset()
-        self.obs[T] = torch.as_tensor(first_obs)  # collect() copies row T to row 0 and goes on
+        obs, _ = envs.reset()  # new episodes, whose starts still depend on the first reset's seed
+        self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
         """Plays T steps. Returns (env_step, score) of each episode that ended."""
@@ -277,16 +279,18 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # Rewards are divided by the standard deviation of the returns so far, to keep V's targets
-        # small. At first the returns hardly differ, so a few rewards come out large. The scores are
-        # recorded before that, in make_envs().
+        # V learns small targets best. So NormalizeReward keeps a discounted sum of the rewards that
+        # came before, and divides rewards by the standard deviation of this sum so far. At first
+        # the sums hardly differ, and a few rewards come out large, which does no harm. The scores
+        # are recorded before that, in make_envs().
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)  # see below
+        # This is torch's Adam, made quicker to start further down.
+        optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:
             env_step, history = load(config, agent, optimizer, envs)

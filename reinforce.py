@@ -17,14 +17,13 @@ deviation of all differences G_t - b_t. Dividing by d makes the size of the rewa
 
 We minimise L. E is the mean over all steps of the N episodes. Where G_t is above b_t, L falls when
 π(a_t|s_t) rises, so action a_t becomes more likely. Where G_t is below b_t, a_t becomes less
-likely. The slope of log π is ∇π/π. So an action that is played half as often is pushed twice as
-far.
+likely.
 
-In CartPole, a cart balances a pole. Each step in which the pole stands has a reward of 1. An
-episode terminates when the pole falls. It is truncated when its time is up, which is after 500
-steps. A truncated episode would have earned more, but this script ignores that.
+In CartPole, a cart balances a pole. Each step has a reward of 1. An episode terminates when the
+pole falls. It is truncated when its time is up, which is after 500 steps. A truncated episode would
+have earned more, but this script ignores that.
 
-`python reinforce.py` solves CartPole after about 20,000 of 80,000 steps. A score is the sum of an
+`python reinforce.py` solves CartPole after about 19,000 of 80,000 steps. A score is the sum of an
 episode's rewards. CartPole is solved when the last 20 scores average 475.
 
 [1] Sutton and Barto 2018, Reinforcement Learning: An Introduction, 2nd ed. (our r_t is its R_{t+1})
@@ -66,7 +65,8 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset, and never changes. rms is the root mean square of feature - centre so far.
+    at the first reset. If the centre moved later, it would shift what the networks have learned
+    from, so it stays. rms is the root mean square of feature - centre so far.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -121,15 +121,16 @@ def play(agent, envs, greedy=False):
     """Plays one episode, of at most 10,000 steps, in each of the N environments.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
-    longest episode. Until the longest episode is over, the other environments play on in new
-    episodes. These extra steps are ignored. valid is False there, and reward is 0.
+    longest episode. gymnasium resets an environment when its episode is over. So until the longest
+    episode is over, the others play new ones. These extra steps are ignored. valid is False there,
+    and reward is 0.
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
     obs, _ = envs.reset()
     while playing.any() and len(all_obs) < 10_000:
         action = agent.act(obs, greedy)
-        all_obs.append(torch.tensor(obs).float())
+        all_obs.append(torch.tensor(obs).float())  # a copy: envs.step() may reuse the array
         obs, reward, terminated, truncated, _ = envs.step(action)
         all_actions.append(torch.tensor(action))
         all_rewards.append(torch.tensor(reward).float() * playing)

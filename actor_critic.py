@@ -24,11 +24,13 @@ as 0. An episode is truncated when its time is up. V(s_{t+1}) then stands for th
 have followed.
 
 We minimise L. E is the mean over the steps of one update. The mean of δ and its standard deviation
-are taken over the same steps. So ψ_t compares a step with the others. An action becomes more likely
-if its ψ_t is above 0, and less likely if ψ_t is below 0. The critic learns to make δ_t² small. No
-gradient flows through the target. Otherwise V(s_{t+1}) would also be pulled towards V(s_t). The
-entropy H is a measure of how undecided the policy is. Its bonus keeps the policy trying all actions
-for longer. c is a small number.
+are taken over the same steps. While V is still wrong, all δ may have the same sign. So ψ_t compares
+a step with the others. An action becomes more likely if its ψ_t is above 0, and less likely if ψ_t
+is below 0. The critic learns to make δ_t² small. No gradient flows through the target. Otherwise
+V(s_{t+1}) would also be pulled towards V(s_t). The entropy H is a measure of how undecided the
+policy is. Its bonus keeps the policy trying all actions for longer. c is a small number.
+
+Networks learn small numbers best. So all rewards are first scaled, as train() explains.
 
 `python actor_critic.py` solves CartPole (average score 475) after about 18,500 of 100,000 steps.
 
@@ -61,7 +63,7 @@ class Config:
     num_envs: int = 4  # N, environments played side by side
     num_steps: int = 8  # T, steps of each environment per update
     learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.7  # clip the gradient's norm: a longer gradient is shortened to this
+    max_grad_norm: float = 0.7  # clip the gradient's norm here, so that no batch ruins the policy
     gamma: float = 0.995  # discount of later rewards
     entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 64  # units of each network's hidden layer
@@ -73,8 +75,8 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset. If the centre moved later, it would shift what the networks have learned
-    from, so it stays. rms is the root mean square of feature - centre so far.
+    at the first reset, and never moves, as that would shift what a network has learned from. rms is
+    the root mean square of feature - centre so far. It soon hardly changes.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -89,7 +91,7 @@ class ObsScale(nn.Module):
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Includes B more observations (B, obs_dim) in rms."""
+        """Includes more observations (B, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
         self.rms = (self.sum_of_squares / self.count).sqrt()
@@ -158,7 +160,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # new episodes, whose starts still depend on the first reset's seed
+        obs, _ = envs.reset()  # the first reset was only for ObsScale; its seed decides these, too
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -207,8 +209,9 @@ def actor_critic_loss(pi, action, delta, entropy_coef):
 
 
 def update(agent, optimizer, buffer, reward, config):
-    """Takes one optimizer step. reward (T, N) is the rollout's, scaled. Returns the entropy."""
-    # For a valid step t, value[t + 1] is of the same episode, even at its end.
+    """Takes one optimizer step. reward (T, N) is scaled by train(). Returns the entropy."""
+    # For a valid step t, value[t + 1] is of the same episode, even at its end. At a step that only
+    # resets, delta means nothing, and is left out below.
     value = agent.value(buffer.obs)  # (T+1, N)
     delta = td_error(reward, value[:-1], value[1:], buffer.terminated, config.gamma)
     valid = ~buffer.done[:-1]  # (T, N): False where a step only resets
@@ -219,7 +222,7 @@ def update(agent, optimizer, buffer, reward, config):
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs π as it played
+    agent.scale.include(obs)  # only now, as a new scale changes π
     return entropy
 
 
@@ -250,9 +253,9 @@ def train(config):
 
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps
-                # The rewards are divided by 20 times their root mean square so far, to keep V's
-                # targets small. The first episodes have about 20 steps, so the targets begin at
-                # about 1. They grow to at most 10.
+                # The rewards are divided by 20 times their root mean square so far. In CartPole
+                # this makes them 1/20. So the return of an early episode of 20 steps is about 1.
+                # The largest one is 1/(1-γ) = 200 rewards, which makes 10.
                 reward_squares += buffer.reward.square().sum()
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

@@ -30,18 +30,19 @@ Advantage: V_old(s_t) is the return that the policy gets on average. Â_t estima
     r_t + γ r_{t+1} + γ² V_old(s_{t+2}) - V_old(s_t). That trusts the critic less, but is noisier. λ
     lies in between.
 Target of V: Â_t estimates the return minus V_old(s_t), so R_t estimates the return.
-Ratio: the gradient of ρ_t is ∇π/π_old. At first π is π_old, and this is ∇ log π. So PPO begins as
-    actor-critic does. Later, an action that π would play twice as often as π_old did counts twice.
+Ratio: the gradient of ρ_t is ∇π/π_old. At the first optimizer step after a rollout, π is π_old, and
+    this is ∇ log π, as in actor-critic. Later, an action that π would play twice as often as π_old
+    did counts twice.
 Loss: E is the mean over a minibatch, which is a random part of the steps. Its Â_t are shifted and
     scaled to mean 0 and standard deviation 1.
 Clip: the steps of π_old tell little about a policy that is far from π_old. So if Â_t > 0, a ratio
     above 1+ε brings no further gain. If Â_t < 0, a ratio below 1-ε brings none.
 Minimum: suppose that Â_t > 0 and the ratio has fallen below 1-ε, as learning from other steps can
     do. The clipped term is flat there. But ρ_t Â_t is smaller, so the minimum takes it, and the
-    ratio can rise again.
+    ratio can rise again. Likewise, the ratio can fall again if Â_t < 0 and it is above 1+ε.
 Entropy: H is a measure of how undecided the policy is. Its bonus keeps the policy trying all
-    actions for longer. On other tasks, c falls from entropy_coef to its negative, so that the
-    policy decides in the end. Here c is 0.
+    actions for longer. During a run, c falls from entropy_coef to its negative, so that the policy
+    decides in the end. entropy_coef is 0 here, and more on other tasks.
 
 `python ppo_discrete.py` solves CartPole (average score 475) after about 13,000 of 30,000 steps.
 
@@ -77,7 +78,7 @@ class Config:
     epochs: int = 4  # passes over each rollout
     num_minibatches: int = 2  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-2  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 1.0  # clip the gradient's norm: a longer gradient is shortened to this
+    max_grad_norm: float = 1.0  # clip the gradient's norm here, so that no batch ruins the policy
     gamma: float = 0.995  # discount of later rewards; below 1 if no episode ever terminates
     gae_lambda: float = 0.97  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
@@ -94,8 +95,8 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset. If the centre moved later, it would shift what the networks have learned
-    from, so it stays. rms is the root mean square of feature - centre so far.
+    at the first reset, and never moves, as that would shift what a network has learned from. rms is
+    the root mean square of feature - centre so far. It soon hardly changes.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -110,7 +111,7 @@ class ObsScale(nn.Module):
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Includes B more observations (B, obs_dim) in rms."""
+        """Includes more observations (B, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
         self.rms = (self.sum_of_squares / self.count).sqrt()
@@ -179,7 +180,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # new episodes, whose starts still depend on the first reset's seed
+        obs, _ = envs.reset()  # the first reset was only for ObsScale; its seed decides these, too
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -289,7 +290,7 @@ def train(config):
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # This is torch's Adam, made quicker to start further down.
+        # Adam is torch's. A class further down only makes it start faster.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:
@@ -306,7 +307,7 @@ def train(config):
                 env_step += config.num_envs * config.num_steps
                 batch = make_batch(buffer, agent, config)
                 kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
-                agent.scale.include(batch[0])  # only now: a new scale changes π, and so the ratio
+                agent.scale.include(batch[0])  # of obs; only now, as a new scale changes the ratio
 
                 if env_step >= next_report or env_step >= config.total_steps:
                     next_report = env_step + config.total_steps / 20

@@ -54,7 +54,7 @@ class Config:
     total_steps: int = 80_000  # environment steps to train for
     num_envs: int = 6  # N, environments; each plays one episode per update
     learning_rate: float = 1.5e-2  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.2  # clip the gradient's norm: a longer gradient is shortened to this
+    max_grad_norm: float = 0.2  # clip the gradient's norm here, so that no batch ruins the policy
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
@@ -65,8 +65,8 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset. If the centre moved later, it would shift what the networks have learned
-    from, so it stays. rms is the root mean square of feature - centre so far.
+    at the first reset, and never moves, as that would shift what a network has learned from. rms is
+    the root mean square of feature - centre so far. It soon hardly changes.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -81,7 +81,7 @@ class ObsScale(nn.Module):
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Includes B more observations (B, obs_dim) in rms."""
+        """Includes more observations (B, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
         self.rms = (self.sum_of_squares / self.count).sqrt()
@@ -118,7 +118,7 @@ class Policy(nn.Module):
 
 
 def play(agent, envs, greedy=False):
-    """Plays one episode, of at most 10,000 steps, in each of the N environments.
+    """Plays an episode in each of the N environments. Episodes without an end stop at step 10,000.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
     longest episode. gymnasium resets an environment when its episode is over. So until the longest
@@ -164,13 +164,13 @@ def update(agent, optimizer, episodes, config):
     obs = obs[valid]  # (B, obs_dim): the B valid steps
     action = action[valid]  # (B,)
     return_ = compute_returns(reward, config.gamma)  # (T, N)
-    pi = agent.pi(obs)
+    pi = agent.pi(obs)  # as it played: neither the weights nor the scale have changed yet
     loss = reinforce_loss(pi, action, return_, valid)
     agent.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs)  # only now: a new scale changes π, and the loss needs π as it played
+    agent.scale.include(obs)  # only now, as a new scale changes π
     return pi.entropy().mean()
 
 

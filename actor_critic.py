@@ -27,7 +27,7 @@ We minimise L. E is the mean over the steps of one update. The mean of δ and it
 are taken over the same steps. While V is still wrong, all δ may have the same sign. So ψ_t compares
 a step with the others. An action becomes more likely if its ψ_t is above 0, and less likely if ψ_t
 is below 0. The critic learns to make δ_t² small. No gradient flows through the target. Otherwise
-V(s_{t+1}) would also be pulled towards V(s_t). The entropy H is a measure of how undecided the
+the target would also be pulled towards V(s_t). The entropy H is a measure of how undecided the
 policy is. Its bonus keeps the policy trying all actions for longer. c is a small number.
 
 Networks learn small numbers best. So all rewards are first scaled, as train() explains.
@@ -63,7 +63,7 @@ class Config:
     num_envs: int = 4  # N, environments played side by side
     num_steps: int = 8  # T, steps of each environment per update
     learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.7  # clip the gradient's norm here, so that no batch ruins the policy
+    max_grad_norm: float = 0.7  # longer gradients are shortened to this, lest one ruin the policy
     gamma: float = 0.995  # discount of later rewards
     entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 64  # units of each network's hidden layer
@@ -74,15 +74,16 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset, and never moves, as that would shift what a network has learned from. rms is
-    the root mean square of feature - centre so far. It soon hardly changes.
+    A scaled feature is 2 · (feature - centre) / rms. The 2 was found by trying. The centre is the
+    mean of the N observations at the first reset. The centre never moves, as that would shift what
+    a network has learned from. rms is the root mean square of feature - centre so far. It soon
+    hardly changes.
     """
     def __init__(self, first_obs):
         super().__init__()
         # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        self.rms = nn.Buffer(torch.ones_like(self.centre))
+        self.rms = nn.Buffer(torch.ones_like(self.centre))  # until the first include()
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))  # so rms is never 0
         self.count = nn.Buffer(torch.tensor(0.0))
 
@@ -91,7 +92,7 @@ class ObsScale(nn.Module):
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Includes more observations (B, obs_dim) in rms."""
+        """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
         self.rms = (self.sum_of_squares / self.count).sqrt()
@@ -160,7 +161,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # the first reset was only for ObsScale; its seed decides these, too
+        obs, _ = envs.reset()  # train() has reset before, with a seed that still counts
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -178,7 +179,7 @@ class RolloutBuffer:
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
             if "episode" in info:
-                # RecordEpisodeStatistics says where an episode ended, and its sum of rewards r.
+                # RecordEpisodeStatistics tells where an episode ended, and its score, "r".
                 ended = info["_episode"]  # (N,)
                 scores = info["episode"]["r"]  # (N,)
                 ended_at = env_step + (t + 1) * N  # all N environments step together
@@ -255,7 +256,7 @@ def train(config):
                 env_step += config.num_envs * config.num_steps
                 # The rewards are divided by 20 times their root mean square so far. In CartPole
                 # this makes them 1/20. So the return of an early episode of 20 steps is about 1.
-                # The largest one is 1/(1-γ) = 200 rewards, which makes 10.
+                # However long an episode, its return is at most 1/(1-γ) = 200 rewards, which is 10.
                 reward_squares += buffer.reward.square().sum()
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

@@ -26,15 +26,16 @@ first pass.
 TD error: if the episode terminated at step t, nothing follows, and V_old(s_{t+1}) counts as 0. If
     it was truncated, as its time was up, V_old(s_{t+1}) stands for the rewards that would have
     followed.
-Advantage: V_old(s_t) is the return that the policy gets on average. Â_t estimates how much better
-    the return is after action a_t. This is generalized advantage estimation (GAE). Beyond the end
-    of an episode or of the rollout, Â counts as 0. With λ = 0, Â_t is δ_t, which takes one reward
-    and leaves the rest to the critic. With λ = 1, the V_old in the middle cancel: δ_t + γ δ_{t+1} =
-    r_t + γ r_{t+1} + γ² V_old(s_{t+2}) - V_old(s_t). That trusts the critic less, but is noisier. λ
-    lies in between.
-Target of V: Â_t estimates the return minus V_old(s_t), so R_t estimates the return.
-Ratio: the gradient of ρ_t is ∇π/π_old. At the first optimizer step after a rollout, π is π_old, and
-    this is ∇ log π, as in actor-critic. Later, an action that π would play twice as often as π_old
+Advantage: V_old(s_t) predicts the return on average. Â_t estimates how much better the return is
+    after action a_t. This is generalized advantage estimation (GAE). Beyond the end of an episode
+    or of the rollout, Â counts as 0. With λ = 0, Â_t is δ_t, which takes one reward and leaves the
+    rest to the critic. With λ = 1, the V_old in the middle cancel:
+        δ_t + γ δ_{t+1} = r_t + γ r_{t+1} + γ² V_old(s_{t+2}) - V_old(s_t)
+    That trusts the critic less, but is noisier. λ lies in between.
+Target of V: Â_t estimates the return minus V_old(s_t), so R_t estimates the return. V learns small
+    numbers best, so train() scales all rewards before.
+Ratio: the gradient of ρ_t is ρ_t ∇ log π. At the first optimizer step after a rollout, ρ_t is 1,
+    and PPO learns as actor-critic does. Later, an action that π would play twice as often as π_old
     did counts twice.
 Loss: E is the mean over a minibatch, which is a random part of the steps. Its Â_t are shifted and
     scaled to mean 0 and standard deviation 1.
@@ -47,9 +48,9 @@ Entropy: H is a measure of how undecided the policy is. Its bonus keeps the poli
     actions for longer. During a run, c falls from entropy_coef to its negative, so that the policy
     decides in the end. entropy_coef is 0 here, and more on other tasks.
 
-In Pendulum, a torque swings a pendulum up and holds it. Each of 200 steps costs more, the further
-the pendulum is from upright. `python ppo_continuous.py` solves it (average score -200) after about
-17,000 of 99,000 steps.
+In Pendulum, a torque swings a pendulum up and holds it. An episode has 200 steps. Each step has a
+cost, which grows with the distance from upright. `python ppo_continuous.py` solves Pendulum
+(average score -200) after about 16,000 of 99,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438
@@ -82,13 +83,13 @@ torch.set_num_threads(1)  # networks this small are computed faster in a single 
 class Config:
     """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
     env_id: str = "Pendulum-v1"  # gymnasium environment with bounded Box actions
-    total_steps: int = 99_000  # environment steps to train for
+    total_steps: int = 99_000  # environment steps to train for: 99 rollouts
     num_envs: int = 5  # N, environments played side by side
     num_steps: int = 200  # T, steps of each environment per rollout
     epochs: int = 10  # passes over each rollout
     num_minibatches: int = 8  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 1.0  # clip the gradient's norm here, so that no batch ruins the policy
+    max_grad_norm: float = 1.0  # longer gradients are shortened to this, lest one ruin the policy
     gamma: float = 0.98  # discount of later rewards; below 1 if no episode ever terminates
     gae_lambda: float = 0.9  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
@@ -106,15 +107,16 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset, and never moves, as that would shift what a network has learned from. rms is
-    the root mean square of feature - centre so far. It soon hardly changes.
+    A scaled feature is 2 · (feature - centre) / rms. The 2 was found by trying. The centre is the
+    mean of the N observations at the first reset. The centre never moves, as that would shift what
+    a network has learned from. rms is the root mean square of feature - centre so far. It soon
+    hardly changes.
     """
     def __init__(self, first_obs):
         super().__init__()
         # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        self.rms = nn.Buffer(torch.ones_like(self.centre))
+        self.rms = nn.Buffer(torch.ones_like(self.centre))  # until the first include()
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))  # so rms is never 0
         self.count = nn.Buffer(torch.tensor(0.0))
 
@@ -123,7 +125,7 @@ class ObsScale(nn.Module):
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Includes more observations (B, obs_dim) in rms."""
+        """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
         self.rms = (self.sum_of_squares / self.count).sqrt()
@@ -139,7 +141,7 @@ def mlp(size_in, hidden_size, size_out, activation):
         nn.Linear(hidden_size, size_out),
     )
     for layer in network[::2]:  # the Linear ones
-        # Orthogonal weights keep a signal about equally long from layer to layer.
+        # Orthogonal weights keep a signal's length. √2 makes up for what ReLU takes away.
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
     return network
@@ -163,10 +165,12 @@ class ActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.full((action_dim,), np.log(std)))
 
     def pi(self, obs):
-        """Observations (..., obs_dim) -> the distribution π(·|s) over actions (..., action_dim)."""
+        """Observations (..., obs_dim) -> the distribution π(·|s) over actions (..., action_dim).
+
+        Independent(..., 1) adds up the log-densities of the numbers that make an action.
+        """
         mean = self.policy(self.scale(obs))
         std = self.log_std.exp()
-        # Independent(..., 1) makes one action of the last dimension: it adds up the log-densities.
         return Independent(Normal(mean, std), 1)
 
     def value(self, obs):
@@ -204,10 +208,10 @@ class RolloutBuffer:
         N, obs_dim = envs.observation_space.shape
         self.obs = torch.zeros(T + 1, N, obs_dim)
         self.done = torch.zeros(T + 1, N).bool()
-        self.action = torch.zeros(T, *envs.action_space.shape)  # as drawn, not clipped
+        self.action = torch.zeros(T, *envs.action_space.shape)  # (T, N, action_dim), not clipped
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # the first reset was only for ObsScale; its seed decides these, too
+        obs, _ = envs.reset()  # train() has reset before, with a seed that still counts
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -225,7 +229,7 @@ class RolloutBuffer:
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
             if "episode" in info:
-                # RecordEpisodeStatistics says where an episode ended, and its sum of rewards r.
+                # RecordEpisodeStatistics tells where an episode ended, and its score, "r".
                 ended = info["_episode"]  # (N,)
                 scores = info["episode"]["r"]  # (N,)
                 ended_at = env_step + (t + 1) * N  # all N environments step together
@@ -236,15 +240,15 @@ class RolloutBuffer:
 def compute_gae(reward, value, terminated, done, gamma, gae_lambda):
     """Generalized advantage estimates Â (T, N), computed backwards in time ([1] Eq. 11).
 
-    reward and terminated (T, N) belong to the steps. value and done (T+1, N) belong to obs. For a
-    step t that does not only reset, value[t + 1] is of the same episode, even at its end.
+    reward and terminated (T, N) belong to the steps. value and done (T+1, N) belong to obs. Unless
+    step t only resets, value[t + 1] is of the same episode, even at its end.
     """
     assert reward.shape == terminated.shape == value[1:].shape == done[1:].shape
     # At a step that only resets, delta means nothing, and make_batch() leaves it out.
     delta = reward + gamma * value[1:] * ~terminated - value[:-1]
     advantage = torch.zeros_like(value)  # (T+1, N): the last row, beyond the rollout, stays 0
     for t in reversed(range(len(reward))):
-        # Where an episode ended, Â_{t+1} belongs to the next one, and counts as 0.
+        # Where step t ended an episode, step t+1 only resets, so Â_{t+1} counts as 0.
         advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1] * ~done[t + 1]
     return advantage[:-1]
 
@@ -307,17 +311,17 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # V learns small targets best. So NormalizeReward keeps a discounted sum of the rewards that
-        # came before, and divides rewards by the standard deviation of this sum so far. At first
-        # the sums hardly differ, and a few rewards come out large, which does no harm. The scores
-        # are recorded before that, in make_envs().
+        # NormalizeReward keeps a discounted sum of the rewards that came before. It divides rewards
+        # by the standard deviation of this sum so far. The sum is about as large as a return, but
+        # known at once. At first the sums hardly differ, and a few rewards come out large, which
+        # does no harm. make_envs() records the scores before that.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # Adam is torch's. A class further down only makes it start faster.
+        # Adam, further down, is torch's, made to start faster. fused=True makes its steps faster.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:
@@ -334,7 +338,7 @@ def train(config):
                 env_step += config.num_envs * config.num_steps
                 batch = make_batch(buffer, agent, config)
                 kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
-                agent.scale.include(batch[0])  # of obs; only now, as a new scale changes the ratio
+                agent.scale.include(batch[0])  # obs. Only now, as a new scale changes the ratio
 
                 if env_step >= next_report or env_step >= config.total_steps:
                     next_report = env_step + config.total_steps / 20

@@ -54,7 +54,7 @@ class Config:
     total_steps: int = 80_000  # environment steps to train for
     num_envs: int = 6  # N, environments; each plays one episode per update
     learning_rate: float = 1.5e-2  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.2  # clip the gradient's norm here, so that no batch ruins the policy
+    max_grad_norm: float = 0.2  # longer gradients are shortened to this, lest one ruin the policy
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
@@ -64,15 +64,16 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the N observations
-    at the first reset, and never moves, as that would shift what a network has learned from. rms is
-    the root mean square of feature - centre so far. It soon hardly changes.
+    A scaled feature is 2 · (feature - centre) / rms. The 2 was found by trying. The centre is the
+    mean of the N observations at the first reset. The centre never moves, as that would shift what
+    a network has learned from. rms is the root mean square of feature - centre so far. It soon
+    hardly changes.
     """
     def __init__(self, first_obs):
         super().__init__()
         # A Buffer is saved with the network, but the optimizer does not change it.
         self.centre = nn.Buffer(torch.as_tensor(first_obs).float().mean(0))
-        self.rms = nn.Buffer(torch.ones_like(self.centre))
+        self.rms = nn.Buffer(torch.ones_like(self.centre))  # until the first include()
         self.sum_of_squares = nn.Buffer(torch.full_like(self.centre, 1e-8))  # so rms is never 0
         self.count = nn.Buffer(torch.tensor(0.0))
 
@@ -81,7 +82,7 @@ class ObsScale(nn.Module):
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
-        """Includes more observations (B, obs_dim) in rms."""
+        """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
         self.rms = (self.sum_of_squares / self.count).sqrt()
@@ -127,7 +128,7 @@ def play(agent, envs, greedy=False):
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
-    obs, _ = envs.reset()
+    obs, _ = envs.reset()  # without a seed: the one of train() still counts
     while playing.any() and len(all_obs) < 10_000:
         action = agent.act(obs, greedy)
         all_obs.append(torch.tensor(obs).float())  # a copy: envs.step() may reuse the array
@@ -149,7 +150,7 @@ def compute_returns(reward, gamma):
 
 
 def reinforce_loss(pi, action, return_, valid):
-    """The loss L. return_ and valid are (T, N). pi and action hold only the B valid steps."""
+    """The loss L. pi and action hold the B valid steps. return_ and valid are (T, N)."""
     baseline = return_.mean(1, keepdim=True)  # (T, 1)
     difference = (return_ - baseline)[valid]  # (B,)
     weight = difference / (difference.std(correction=0) + 1e-8)  # 1e-8: there is no division by 0
@@ -164,7 +165,7 @@ def update(agent, optimizer, episodes, config):
     obs = obs[valid]  # (B, obs_dim): the B valid steps
     action = action[valid]  # (B,)
     return_ = compute_returns(reward, config.gamma)  # (T, N)
-    pi = agent.pi(obs)  # as it played: neither the weights nor the scale have changed yet
+    pi = agent.pi(obs)  # the π that played, as weights and scale are still the same
     loss = reinforce_loss(pi, action, return_, valid)
     agent.zero_grad()
     loss.backward()
@@ -203,7 +204,7 @@ def train(config):
                 for n in length.argsort(stable=True):  # in the order in which the episodes ended
                     ended_at = env_step + config.num_envs * int(length[n])  # all N step together
                     history.append((ended_at, float(score[n])))
-                env_step += valid.numel()  # steps after an episode's end count, too
+                env_step += valid.numel()  # steps after an episode's end were played, so they count
                 entropy = update(agent, optimizer, episodes, config)
 
                 if env_step >= next_report or env_step >= config.total_steps:

@@ -24,11 +24,12 @@ as 0. An episode is truncated when its time is up. V(s_{t+1}) then stands for th
 have followed.
 
 We minimise L. E is the mean over the steps of one update. The mean of δ and its standard deviation
-are taken over the same steps. While V is still wrong, all δ may have the same sign. So ψ_t compares
-a step with the others. An action becomes more likely if its ψ_t is above 0, and less likely if ψ_t
-is below 0. The critic learns to make δ_t² small. No gradient flows through the target. Otherwise
-the target would also be pulled towards V(s_t). The entropy H is a measure of how undecided the
-policy is. Its bonus keeps the policy trying all actions for longer. c is a small number.
+are taken over the same steps. While V is still wrong, all δ may have the same sign, and would push
+all actions the same way. So ψ_t compares a step with the others. An action becomes more likely if
+its ψ_t is above 0, and less likely if ψ_t is below 0. The critic learns to make δ_t² small. No
+gradient flows through the target. Otherwise the target would also be pulled towards V(s_t). The
+entropy H is a measure of how undecided the policy is. Its bonus keeps the policy trying all actions
+for longer. c is a small number.
 
 Networks learn small numbers best. So all rewards are first scaled, as train() explains.
 
@@ -88,7 +89,7 @@ class ObsScale(nn.Module):
         self.count = nn.Buffer(torch.tensor(0.0))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled ones, clipped at ±10."""
+        """Observations (..., obs_dim) -> scaled ones, clipped at ±10, as outliers do harm."""
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
@@ -143,8 +144,8 @@ class RolloutBuffer:
     """A rollout: T steps of N environments. The first dimension is time.
 
     obs[t] is what the agent sees before step t, and obs[t + 1] is what it sees afterwards. done[t]
-    tells that obs[t] is the last one of an episode. This is what it looks like if the pole falls in
-    step 1, which leads to the last observation, obs[2]:
+    tells that obs[t] is the last one of an episode. This is what it looks like if an episode
+    terminates in step 1, which leads to its last observation, obs[2]:
 
         t                0                1                2                3
         obs[t]           first episode    first episode    its last obs     second episode
@@ -254,9 +255,9 @@ def train(config):
 
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps
-                # The rewards are divided by 20 times their root mean square so far. In CartPole
-                # this makes them 1/20. So the return of an early episode of 20 steps is about 1.
-                # However long an episode, its return is at most 1/(1-γ) = 200 rewards, which is 10.
+                # An early episode of CartPole has about 20 steps. So that its return is about 1,
+                # the rewards are divided by 20 times their root mean square so far. However long an
+                # episode is, its return is at most 1/(1-γ) = 200 rewards, which makes 10.
                 reward_squares += buffer.reward.square().sum()
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

@@ -26,17 +26,17 @@ first pass.
 TD error: if the episode terminated at step t, nothing follows, and V_old(s_{t+1}) counts as 0. If
     it was truncated, as its time was up, V_old(s_{t+1}) stands for the rewards that would have
     followed.
-Advantage: V_old(s_t) predicts the return on average. Â_t estimates how much better the return is
+Advantage: V_old(s_t) predicts the average return. Â_t estimates how much better the return is
     after action a_t. This is generalized advantage estimation (GAE). Beyond the end of an episode
     or of the rollout, Â counts as 0. With λ = 0, Â_t is δ_t, which takes one reward and leaves the
     rest to the critic. With λ = 1, the V_old in the middle cancel:
         δ_t + γ δ_{t+1} = r_t + γ r_{t+1} + γ² V_old(s_{t+2}) - V_old(s_t)
     That trusts the critic less, but is noisier. λ lies in between.
 Target of V: Â_t estimates the return minus V_old(s_t), so R_t estimates the return. V learns small
-    numbers best, so train() scales all rewards before.
+    numbers best, so train() has all rewards scaled first.
 Ratio: the gradient of ρ_t is ρ_t ∇ log π. At the first optimizer step after a rollout, ρ_t is 1,
-    and PPO learns as actor-critic does. Later, an action that π would play twice as often as π_old
-    did counts twice.
+    and PPO learns as actor-critic does, with Â_t for δ_t. Later, an action that π would play twice
+    as often as π_old did counts twice.
 Loss: E is the mean over a minibatch, which is a random part of the steps. Its Â_t are shifted and
     scaled to mean 0 and standard deviation 1.
 Clip: the steps of π_old tell little about a policy that is far from π_old. So if Â_t > 0, a ratio
@@ -121,7 +121,7 @@ class ObsScale(nn.Module):
         self.count = nn.Buffer(torch.tensor(0.0))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled ones, clipped at ±10."""
+        """Observations (..., obs_dim) -> scaled ones, clipped at ±10, as outliers do harm."""
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
@@ -193,8 +193,8 @@ class RolloutBuffer:
     """A rollout: T steps of N environments. The first dimension is time.
 
     obs[t] is what the agent sees before step t, and obs[t + 1] is what it sees afterwards. done[t]
-    tells that obs[t] is the last one of an episode. This is what it looks like if the pole falls in
-    step 1, which leads to the last observation, obs[2]:
+    tells that obs[t] is the last one of an episode. This is what it looks like if an episode
+    terminates in step 1, which leads to its last observation, obs[2]:
 
         t                0                1                2                3
         obs[t]           first episode    first episode    its last obs     second episode
@@ -311,17 +311,17 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # NormalizeReward keeps a discounted sum of the rewards that came before. It divides rewards
-        # by the standard deviation of this sum so far. The sum is about as large as a return, but
-        # known at once. At first the sums hardly differ, and a few rewards come out large, which
-        # does no harm. make_envs() records the scores before that.
+        # At every step, NormalizeReward has a discounted sum of the rewards before, in each of the
+        # environments. It divides rewards by the standard deviation of all these sums so far. Such
+        # a sum is about as large as a return, but known at once. At first the sums hardly differ,
+        # and a few rewards come out large. Printed scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # Adam, further down, is torch's, made to start faster. fused=True makes its steps faster.
+        # Adam stands further down. It is torch's, but saves a second when the script starts.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:
@@ -346,7 +346,7 @@ def train(config):
                     save(config, agent, optimizer, envs, env_step, history)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
-    save(config, agent, optimizer, envs, env_step, history)  # the end may come between two reports
+    save(config, agent, optimizer, envs, env_step, history)  # only with --save; after Ctrl-C, too
     return agent, history
 
 

@@ -78,7 +78,7 @@ class ObsScale(nn.Module):
         self.count = nn.Buffer(torch.tensor(0.0))
 
     def forward(self, obs):
-        """Observations (..., obs_dim) -> scaled ones, clipped at ±10."""
+        """Observations (..., obs_dim) -> scaled ones, clipped at ±10, as outliers do harm."""
         return (2 * (obs - self.centre) / self.rms).clamp(-10, 10)
 
     def include(self, obs):
@@ -128,7 +128,7 @@ def play(agent, envs, greedy=False):
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
-    obs, _ = envs.reset()  # without a seed: the one of train() still counts
+    obs, _ = envs.reset()  # without a seed, as train() has seeded them
     while playing.any() and len(all_obs) < 10_000:
         action = agent.act(obs, greedy)
         all_obs.append(torch.tensor(obs).float())  # a copy: envs.step() may reuse the array

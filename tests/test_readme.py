@@ -238,7 +238,7 @@ def test_the_recipe_of_images_learns_on_the_cpu(quiet):
 
 
 @pytest.mark.parametrize("env_id, steps, before, after", [
-    ("my_env:Reach-v0", 12_000, -60, -12), ("my_lake:Lake-v0", 8_192, 2, 9),
+    ("my_env:Reach-v0", 12_000, -60, -12), ("my_lake:MyLake-v0", 8_192, 2, 9),
 ])
 def test_the_readmes_environments_are_learned(env_id, steps, before, after, tmp_path, monkeypatch, quiet):
     write_files(tmp_path)
@@ -248,6 +248,17 @@ def test_the_readmes_environments_are_learned(env_id, steps, before, after, tmp_
     agent, history = module.train(module.Config(**settings))
     assert np.mean([score for _, score in history[:50]]) < before
     assert module.evaluate(agent, module.make_envs(env_id, 50)).mean() > after
+
+
+def test_the_readmes_wrapped_environment_can_be_watched(tmp_path, monkeypatch, capsys):
+    """Its function passes render_mode on. (Without the clock of pygame, which would draw four pictures a second.)"""
+    write_files(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    ticks = []
+    monkeypatch.setattr("pygame.time.Clock", lambda: types.SimpleNamespace(tick=ticks.append))
+    words = "--env-id my_lake:MyLake-v0 --total-steps 0 --eval-episodes 0 --render".split()
+    status, _, err = run_main(load("ppo_discrete"), monkeypatch, capsys, *words)
+    assert (status, err) == (None, "") and ticks
 
 
 def test_what_the_readme_tells_to_type_in_python_works(tmp_path):

@@ -17,6 +17,21 @@ PPO = ("ppo_discrete", "ppo_continuous")
 SEEDS = list(range(10))
 FLAGS = {"ppo_continuous": "--total-steps 50000"}  # half a run tells enough, in half the time
 EDITS = []  # (name, scripts, [(old text, new text), ...])
+WHOSE = {
+    "the paper": ["no clip"],
+    "the paper on GAE": ["advantages leak over ends of episodes"],
+    "common practice": [
+        "orthogonal initial weights", "torch's own initial weights", "no factor 0.01 at the policy's output",
+        "gradient's norm not clipped", "Adam's ε 1e-5", "constant learning rate", "observations not scaled",
+        "rewards not scaled", "advantages not normalised", "one environment", "minibatches not shuffled",
+        "values clipped, too"],
+    "this project": ["observations measured from 0", "reset step learned from"],
+    "theory": [
+        "target not detached", "no baseline", "truncation taken for termination", "targets estimated anew by each epoch",
+        "log-probability of the clipped action", "entropy with the wrong sign, coefficient 0.01",
+        "all episodes from the same starts"],
+    "a setting": ["γ 0.98, as on Pendulum", "γ 0.995, as on CartPole"],
+}
 
 
 def edit(name, scripts, *pairs):
@@ -135,10 +150,11 @@ def module_of(text, name):
 def ablation_table(rows):
     """For each edit and script: the solved runs, their median steps, and the mean of the greedy scores in the end."""
     scripts = list(dict.fromkeys(row["program"] for row in rows))
-    lines = ["| edit | " + " | ".join(f"`{script}.py`: solved, median steps, score" for script in scripts) + " |",
-             "|---" * (len(scripts) + 1) + "|"]
+    whose = {name: owner for owner, names in WHOSE.items() for name in names}
+    lines = ["| edit | whose detail | " + " | ".join(f"`{script}.py`: solved, median steps, score" for script in scripts)
+             + " |", "|---" * (len(scripts) + 2) + "|"]
     for name in dict.fromkeys(row["flags"] for row in rows):
-        cells = [name]
+        cells = [name, whose.get(name, "")]
         for script in scripts:
             mine = [row for row in rows if (row["program"], row["flags"]) == (script, name)]
             steps = [int(row["solved_at_step"]) if row["solved_at_step"] else None for row in mine]

@@ -59,12 +59,12 @@ torch.set_num_threads(1)  # networks this small are computed faster in a single 
 @dataclass
 class Config:
     """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
-    env_id: str = "CartPole-v1"  # gymnasium environment with Discrete actions
+    env_id: str = "CartPole-v1"  # gymnasium environment with Discrete (numbered) actions
     total_steps: int = 100_000  # environment steps to train for
     num_envs: int = 4  # N, environments played side by side
     num_steps: int = 8  # T, steps of each environment per update
     learning_rate: float = 5e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.7  # longer gradients are shortened to this, lest one ruin the policy
+    max_grad_norm: float = 0.7  # a longer gradient is shortened to this, lest it ruin the policy
     gamma: float = 0.995  # discount of later rewards
     entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 64  # units of each network's hidden layer
@@ -76,9 +76,9 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The 2 was found by trying. The centre is the
-    mean of the N observations at the first reset. The centre never moves, as that would shift what
-    a network has learned from. rms is the root mean square of feature - centre so far. It soon
-    hardly changes.
+    mean of the N observations at the first reset. The centre never moves, as that would shift the
+    inputs that a network has learned from. rms is the root mean square of feature - centre so far.
+    rms does change, but soon hardly at all.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -162,7 +162,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # train() has reset before, with a seed that still counts
+        obs, _ = envs.reset()  # no seed: they go on with the random numbers of train()'s
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -180,7 +180,7 @@ class RolloutBuffer:
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
             if "episode" in info:
-                # RecordEpisodeStatistics tells where an episode ended, and its score, "r".
+                # make_envs() adds this: a mask of where an episode ended, and its score, "r".
                 ended = info["_episode"]  # (N,)
                 scores = info["episode"]["r"]  # (N,)
                 ended_at = env_step + (t + 1) * N  # all N environments step together
@@ -257,7 +257,7 @@ def train(config):
                 env_step += config.num_envs * config.num_steps
                 # An early episode of CartPole has about 20 steps. So that its return is about 1,
                 # the rewards are divided by 20 times their root mean square so far. However long an
-                # episode is, its return is at most 1/(1-γ) = 200 rewards, which makes 10.
+                # episode is, its return is at most 1/(1-γ) = 200 rewards of 1/20.
                 reward_squares += buffer.reward.square().sum()
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

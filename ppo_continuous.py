@@ -41,12 +41,12 @@ Loss: E is the mean over a minibatch, which is a random part of the steps. Its �
     scaled to mean 0 and standard deviation 1.
 Clip: the steps of π_old tell little about a policy that is far from π_old. So if Â_t > 0, a ratio
     above 1+ε brings no further gain. If Â_t < 0, a ratio below 1-ε brings none.
-Minimum: suppose that Â_t > 0 and the ratio has fallen below 1-ε, as learning from other steps can
-    do. The clipped term is flat there. But ρ_t Â_t is smaller, so the minimum takes it, and the
-    ratio can rise again. Likewise, the ratio can fall again if Â_t < 0 and it is above 1+ε.
+Minimum: suppose that Â_t < 0 and the ratio is above 1+ε, because learning from other steps has
+    raised it. The clipped term is flat there. But ρ_t Â_t is smaller, so the minimum takes it, and
+    the ratio can fall again. Likewise, the ratio can rise again if Â_t > 0 and it is below 1-ε.
 Entropy: H is a measure of how undecided the policy is. Its bonus keeps the policy trying all
-    actions for longer. During a run, c falls from entropy_coef to its negative, so that the policy
-    decides in the end. entropy_coef is 0 here, and more on other tasks.
+    actions for longer. Here c is 0. On other tasks, c falls during a run from entropy_coef to its
+    negative, so that the policy decides in the end.
 
 In Pendulum, a torque swings a pendulum up and holds it. An episode has 200 steps. Each step has a
 cost, which grows with the distance from upright. `python ppo_continuous.py` solves Pendulum
@@ -82,14 +82,14 @@ torch.set_num_threads(1)  # networks this small are computed faster in a single 
 @dataclass
 class Config:
     """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
-    env_id: str = "Pendulum-v1"  # gymnasium environment with bounded Box actions
+    env_id: str = "Pendulum-v1"  # gymnasium environment with bounded Box (real) actions
     total_steps: int = 99_000  # environment steps to train for: 99 rollouts
     num_envs: int = 5  # N, environments played side by side
     num_steps: int = 200  # T, steps of each environment per rollout
     epochs: int = 10  # passes over each rollout
     num_minibatches: int = 8  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-3  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 1.0  # longer gradients are shortened to this, lest one ruin the policy
+    max_grad_norm: float = 1.0  # a longer gradient is shortened to this, lest it ruin the policy
     gamma: float = 0.98  # discount of later rewards; below 1 if no episode ever terminates
     gae_lambda: float = 0.9  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
@@ -108,9 +108,9 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The 2 was found by trying. The centre is the
-    mean of the N observations at the first reset. The centre never moves, as that would shift what
-    a network has learned from. rms is the root mean square of feature - centre so far. It soon
-    hardly changes.
+    mean of the N observations at the first reset. The centre never moves, as that would shift the
+    inputs that a network has learned from. rms is the root mean square of feature - centre so far.
+    rms does change, but soon hardly at all.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -141,7 +141,8 @@ def mlp(size_in, hidden_size, size_out, activation):
         nn.Linear(hidden_size, size_out),
     )
     for layer in network[::2]:  # the Linear ones
-        # Orthogonal weights keep a signal's length. √2 makes up for what ReLU takes away.
+        # Orthogonal weights keep a signal's length. √2 makes up for what ReLU takes away, and stays
+        # with tanh and in the last layer, too.
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
     return network
@@ -165,12 +166,10 @@ class ActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.full((action_dim,), np.log(std)))
 
     def pi(self, obs):
-        """Observations (..., obs_dim) -> the distribution π(·|s) over actions (..., action_dim).
-
-        Independent(..., 1) adds up the log-densities of the numbers that make an action.
-        """
+        """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
         mean = self.policy(self.scale(obs))
         std = self.log_std.exp()
+        # Independent(..., 1) adds up the log-densities of the numbers that make an action.
         return Independent(Normal(mean, std), 1)
 
     def value(self, obs):
@@ -211,7 +210,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, *envs.action_space.shape)  # (T, N, action_dim), not clipped
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # train() has reset before, with a seed that still counts
+        obs, _ = envs.reset()  # no seed: they go on with the random numbers of train()'s
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -229,7 +228,7 @@ class RolloutBuffer:
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
             if "episode" in info:
-                # RecordEpisodeStatistics tells where an episode ended, and its score, "r".
+                # make_envs() adds this: a mask of where an episode ended, and its score, "r".
                 ended = info["_episode"]  # (N,)
                 scores = info["episode"]["r"]  # (N,)
                 ended_at = env_step + (t + 1) * N  # all N environments step together
@@ -311,17 +310,17 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # At every step, NormalizeReward has a discounted sum of the rewards before, in each of the
-        # environments. It divides rewards by the standard deviation of all these sums so far. Such
-        # a sum is about as large as a return, but known at once. At first the sums hardly differ,
-        # and a few rewards come out large. Printed scores are not scaled.
+        # In each environment, NormalizeReward keeps a sum of the past rewards, where older ones are
+        # discounted. It divides rewards by the standard deviation of all these sums so far. Such a
+        # sum is about as large as a return, but known at once. At first the sums are alike, so the
+        # deviation is small, and a few rewards come out large. Printed scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # Adam stands further down. It is torch's, but saves a second when the script starts.
+        # Adam is torch's. A class further down lets the script start a second sooner.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:

@@ -50,11 +50,11 @@ torch.set_num_threads(1)  # networks this small are computed faster in a single 
 @dataclass
 class Config:
     """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
-    env_id: str = "CartPole-v1"  # gymnasium environment with Discrete actions
+    env_id: str = "CartPole-v1"  # gymnasium environment with Discrete (numbered) actions
     total_steps: int = 80_000  # environment steps to train for
     num_envs: int = 6  # N, environments; each plays one episode per update
     learning_rate: float = 1.5e-2  # initial learning rate of Adam; it falls linearly to 0
-    max_grad_norm: float = 0.2  # longer gradients are shortened to this, lest one ruin the policy
+    max_grad_norm: float = 0.2  # a longer gradient is shortened to this, lest it ruin the policy
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed, machine and versions give the same scores
@@ -65,9 +65,9 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The 2 was found by trying. The centre is the
-    mean of the N observations at the first reset. The centre never moves, as that would shift what
-    a network has learned from. rms is the root mean square of feature - centre so far. It soon
-    hardly changes.
+    mean of the N observations at the first reset. The centre never moves, as that would shift the
+    inputs that a network has learned from. rms is the root mean square of feature - centre so far.
+    rms does change, but soon hardly at all.
     """
     def __init__(self, first_obs):
         super().__init__()
@@ -128,7 +128,7 @@ def play(agent, envs, greedy=False):
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
-    obs, _ = envs.reset()  # without a seed, as train() has seeded them
+    obs, _ = envs.reset()  # no seed: they go on with the random numbers of train()'s
     while playing.any() and len(all_obs) < 10_000:
         action = agent.act(obs, greedy)
         all_obs.append(torch.tensor(obs).float())  # a copy: envs.step() may reuse the array
@@ -143,7 +143,7 @@ def play(agent, envs, greedy=False):
 
 def compute_returns(reward, gamma):
     """The returns G_t (T, N) of rewards (T, N), which have to be 0 after an episode's end."""
-    return_ = reward.clone()  # the last row is right already
+    return_ = reward.clone()  # nothing follows the last row
     for t in reversed(range(len(reward) - 1)):
         return_[t] = reward[t] + gamma * return_[t + 1]
     return return_
@@ -165,7 +165,7 @@ def update(agent, optimizer, episodes, config):
     obs = obs[valid]  # (B, obs_dim): the B valid steps
     action = action[valid]  # (B,)
     return_ = compute_returns(reward, config.gamma)  # (T, N)
-    pi = agent.pi(obs)  # the π that played, as weights and scale are still the same
+    pi = agent.pi(obs)  # the π that played, now with gradients
     loss = reinforce_loss(pi, action, return_, valid)
     agent.zero_grad()
     loss.backward()
@@ -202,7 +202,7 @@ def train(config):
                 length = valid.sum(0)  # (N,)
                 score = reward.sum(0)  # (N,)
                 for n in length.argsort(stable=True):  # in the order in which the episodes ended
-                    ended_at = env_step + config.num_envs * int(length[n])  # all N step together
+                    ended_at = env_step + config.num_envs * int(length[n])  # env_step counts all N
                     history.append((ended_at, float(score[n])))
                 env_step += valid.numel()  # steps after an episode's end were played, so they count
                 entropy = update(agent, optimizer, episodes, config)
@@ -246,9 +246,8 @@ def make_envs(env_id, num_envs):
 def report(config, env_step, history, entropy):
     """Prints a line, about twenty times a run."""
     scores = [score for _, score in history[-20:]]
-    average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
-          f"of the last 20 episodes: {average}  entropy {entropy:.2g}", flush=True)
+          f"of the last 20 episodes: {np.mean(scores):.6g}  entropy {entropy:.2g}", flush=True)
 
 
 def evaluate(agent, envs, greedy=True, seed=0):

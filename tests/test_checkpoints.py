@@ -121,9 +121,10 @@ def test_a_resumed_run_goes_on_where_it_was_with_other_episodes(name, checkpoint
 
     made = wrap()
     module.train(small(name, tmp_path / "kept.pt", env_id=module.Config.env_id, total_steps=100))
-    module.train(resumed(name, tmp_path / "kept.pt", total_steps=200))
-    first, second = (set(envs.starts) for envs in made)
-    assert len(second) >= 2 and not first & second
+    for seed in (0, 1):
+        module.train(resumed(name, tmp_path / "kept.pt", total_steps=200, seed=seed))
+    first, second, third = (set(envs.starts) for envs in made)
+    assert len(second) >= 2 and len(third) >= 2 and not (first & second or first & third or second & third)
 
 
 @pytest.mark.parametrize("name", PPO)

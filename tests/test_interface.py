@@ -44,7 +44,7 @@ SAME = {
     (*PPO, "actor_critic"): "evaluate",
     (*PPO,): "compute_gae ppo_loss make_batch update train Adam report save load evaluate main read_flags",
     ("ppo_discrete", "actor_critic"): "mlp ActorCritic RolloutBuffer",
-    ("reinforce", "actor_critic"): "report main read_flags",
+    ("reinforce", "actor_critic"): "main read_flags",
 }
 
 
@@ -311,6 +311,14 @@ def test_observations_that_are_no_flat_vectors_are_flattened(name, space, size, 
 
 ENDINGS = {"its end": (None, None), "Ctrl-C": ("step", KeyboardInterrupt), "an error": ("step", OSError),
            "an error at first": ("reset", OSError)}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_environments_that_are_refused_are_closed(name, wrap):
+    made = wrap()
+    with pytest.raises(gym.error.Error, match="actions must be"):
+        load(name).make_envs("MultiDiscrete-v0", 2)
+    assert made[0].unwrapped.closed
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -210,7 +210,7 @@ each([D, R, A], "training", "Ctrl-C costs a traceback", "except KeyboardInterrup
 # ---- What all scripts print ----
 each([D, R, A], "training", "average of the last 10 episodes", "history[-20:]", "history[-10:]")
 each([D, R, A], "training", "episodes of the average counted", "{len(history):,}", "{len(scores):,}")
-each([D, R], "training", "an average of no episodes", 'if scores else "no episode yet"', 'if True else ""')
+replace(D, "training", "an average of no episodes", 'if scores else "no episode yet"', 'if True else ""')
 replace(D, "training", "the average rounded", "{np.mean(scores):.6g}", "{np.mean(scores):.2g}")
 replace(D, "training", "a part taken for all steps", "of {config.total_steps:,}", "of {env_step:,}")
 replace(D, "training", "the entropy printed for the KL", "kl {kl:.2g}", "kl {entropy:.2g}")

@@ -204,8 +204,8 @@ def test_load_takes_the_checkpoints_settings_and_a_setting_given_anew_wins(name,
     spy(monkeypatch, module, "train", lambda _, config: seen.append(config))
     monkeypatch.setattr(module, "evaluate", lambda agent, envs, **how: np.zeros(envs.num_envs))
     for given in (
-        {}, {"learning_rate": default.learning_rate}, {"env_id": default.env_id}, {"total_steps": 7, "gamma": 0.25},
-        {"num_envs": default.num_envs, "eval_episodes": 9}, {"save": str(path), "seed": 6},
+        {}, {"learning_rate": default.learning_rate}, {"env_id": default.env_id}, {"env_id": marked(name)},
+        {"total_steps": 7, "gamma": 0.25}, {"num_envs": default.num_envs, "eval_episodes": 9}, {"save": str(path), "seed": 6},
     ):
         assert run_main(module, monkeypatch, capsys, *flags(load=path, **given))[0] is None
         assert seen[-1] == resumed(name, path, **given)
@@ -425,7 +425,7 @@ def test_render_plays_an_episode_in_a_window(name, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_evaluating_in_mid_training_changes_nothing(name, monkeypatch, quiet):
     module, sizes = load(name), {} if name == "reinforce" else {"num_steps": 10}
-    config = module.Config(env_id=marked(name), total_steps=200, hidden_size=8, **sizes)
+    config = module.Config(env_id=marked(name), total_steps=150, hidden_size=8, **sizes)
     agent, history = module.train(config)
     scores, envs = [], module.make_envs(marked(name), 3)
     spy(monkeypatch, module, "update", lambda result, agent, *_: scores.append(module.evaluate(agent, envs)))

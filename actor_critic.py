@@ -162,7 +162,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # no seed: they go on with the random numbers of train()'s
+        obs, _ = envs.reset()  # no seed: train() has seeded them, and they go on from there
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -257,7 +257,7 @@ def train(config):
                 env_step += config.num_envs * config.num_steps
                 # An early episode of CartPole has about 20 steps. So that its return is about 1,
                 # the rewards are divided by 20 times their root mean square so far. However long an
-                # episode is, its return is at most 1/(1-γ) = 200 rewards of 1/20.
+                # episode is, its return is at most 1/(1-γ) = 200 rewards of 1/20, which is 10.
                 reward_squares += buffer.reward.square().sum()
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

@@ -210,7 +210,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, *envs.action_space.shape)  # (T, N, action_dim), not clipped
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # no seed: they go on with the random numbers of train()'s
+        obs, _ = envs.reset()  # no seed: train() has seeded them, and they go on from there
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -320,7 +320,7 @@ def train(config):
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # Adam is torch's. A class further down lets the script start a second sooner.
+        # This is torch's Adam. A subclass further down only lets the script start a second sooner.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:

@@ -53,7 +53,7 @@ import ablations  # noqa: E402
 from peer import (  # noqa: E402
     FILES, PPO_TASKS, SOLVED, StopWhenSolved, child, count, measure_peer, middle, peer_table, solved_at,
     train_sb3)
-from tasks import SEEDS, measure_task, task_jobs, task_table  # noqa: E402
+from tasks import SEEDS, measure_task, scores_of, task_jobs, task_table  # noqa: E402
 
 SCRIPTS = ("ppo_discrete", "ppo_continuous", "reinforce", "actor_critic")
 
@@ -99,11 +99,6 @@ def curve(history, steps):
         scores = [score for env_step, score in history if env_step <= step][-20:]
         averages.append(f"{sum(scores) / len(scores):.1f}" if scores else "")
     return ";".join(averages)
-
-
-def scores_of(module, agent, env_id, episodes, seed, greedy=True):
-    with contextlib.closing(module.make_envs(env_id, episodes)) as envs:
-        return module.evaluate(agent, envs, greedy, seed)
 
 
 def measure(name, flags, seed, change="", text=""):

@@ -20,6 +20,7 @@ import matplotlib
 import numpy as np
 import torch
 from peer import SOLVED, TASK_OF
+from tasks import scores_of
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -229,10 +230,7 @@ def score(script, moment):
     """The average score in 50 fresh episodes, with actions drawn as in training."""
     module = importlib.import_module(script)
     torch.manual_seed(0)
-    envs = module.make_envs(TASK_OF[script], 50)
-    scores = module.evaluate(moment.agent, envs, greedy=False)
-    envs.close()
-    return scores.mean()
+    return scores_of(module, moment.agent, TASK_OF[script], 50, seed=0, greedy=False).mean()
 
 
 def stages(script):

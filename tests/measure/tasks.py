@@ -9,6 +9,7 @@ torch thread. What stands in the CSV already is not measured again.
 
 import importlib
 import time
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -50,6 +51,12 @@ def train_sb3(task, steps, seed):
     return speed, lambda: evaluate_policy(model, fresh, 100, deterministic=True)[0]
 
 
+def scores_of(module, agent, env_id, episodes, seed, greedy=True):
+    """The scores of so many fresh episodes of an agent of ours."""
+    with closing(module.make_envs(env_id, episodes)) as envs:
+        return module.evaluate(agent, envs, greedy, seed)
+
+
 def measure_task(train_ours, program, name, task, seed):
     """The score of a program on a task, or its speed where the seed is one of those for speed, as a row of the CSV."""
     steps = 20_480 if seed in SPEED_SEEDS else TASKS[name][task]
@@ -63,10 +70,7 @@ def measure_task(train_ours, program, name, task, seed):
         speed = steps / (time.perf_counter() - start)
 
         def evaluate():
-            envs = module.make_envs(task, 100)
-            scores = module.evaluate(agent, envs, seed=seed)
-            envs.close()
-            return scores.mean()
+            return scores_of(module, agent, task, 100, seed).mean()
 
     result = {"steps_per_second": round(speed)} if seed in SPEED_SEEDS else {"greedy": round(float(evaluate()), 2)}
     row = {"program": program, "script": name, "task": task, "seed": seed, "steps_per_second": "", "greedy": ""}

@@ -195,8 +195,9 @@ def test_the_recipe_of_the_penalty_solves_cartpole_and_moves_beta(monkeypatch, q
 
 TWO = """
 if RANK >= 0:
-    import sys
-    starts, make_vec = [], gym.make_vec
+    import sys, time
+    starts, make_vec, remove = [], gym.make_vec, os.remove
+    os.remove = lambda path: time.sleep(2) or remove(path)  # so that all try --save's file at the same time
     class Seen(gym.vector.VectorWrapper):
         def reset(self, **how):
             obs, info = super().reset(**how)

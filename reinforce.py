@@ -198,13 +198,9 @@ def train(config):
                 optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
 
                 episodes = play(agent, envs)
-                _, _, reward, valid = episodes
-                length = valid.sum(0)  # (N,)
-                score = reward.sum(0)  # (N,)
-                for n in length.argsort(stable=True):  # in the order in which the episodes ended
-                    ended_at = env_step + config.num_envs * int(length[n])  # env_step counts all N
-                    history.append((ended_at, float(score[n])))
-                env_step += valid.numel()  # steps after an episode's end were played, so they count
+                _, _, reward, _ = episodes
+                env_step += reward.numel()  # T * N: the ignored steps were played, too
+                history += [(env_step, score) for score in reward.sum(0).tolist()]
                 entropy = update(agent, optimizer, episodes, config)
 
                 if env_step >= next_report or env_step >= config.total_steps:

@@ -232,19 +232,17 @@ def scores(recording):
 
 
 def scores_of_first_episodes(recording):
-    """The same for REINFORCE, which starts all episodes together, and counts one of each environment."""
+    """The same for REINFORCE, which counts one episode of each environment, all when the longest has ended."""
     envs, found = recording.envs, []
     starts = [position for position, seed, _ in envs.resets if seed is None]
     for first, last in zip(starts, [*starts[1:], len(envs.steps)]):
-        ended = []
         for n in range(envs.num_envs):
             total = 0.0
-            for t, (_, _, reward, terminated, truncated) in enumerate(envs.steps[first:last], first + 1):
+            for _, _, reward, terminated, truncated in envs.steps[first:last]:
                 total += float(reward[n])
                 if terminated[n] or truncated[n]:
                     break
-            ended.append((t * envs.num_envs, total))
-        found += sorted(ended, key=lambda episode: episode[0])
+            found.append((last * envs.num_envs, total))
     return found
 
 

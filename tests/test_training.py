@@ -57,7 +57,7 @@ class Played(Recount):
     def reset(self, *, seed=None, options=None):
         obs, info = super().reset(seed=seed, options=options)
         self.seeds += [] if seed is None else [seed]
-        self.obs, self.done = obs.copy(), np.zeros(self.num_envs, bool)
+        self.obs, self.done, self.firsts = obs.copy(), np.zeros(self.num_envs, bool), {}
         return obs, info
 
     def step(self, actions):
@@ -65,7 +65,11 @@ class Played(Recount):
         self.seen.append(self.obs[~waits])
         answer = super().step(actions)
         self.done = waits & self.whole | self.over
-        self.scores += [(self.env_step, self.returns[i]) for i in range(self.num_envs) if self.done[i] and not waits[i]]
+        ended = {i: self.returns[i] for i in range(self.num_envs) if self.done[i] and not waits[i]}
+        if self.whole:  # these are counted together, once the longest has ended
+            self.firsts |= ended
+            ended = self.firsts if len(self.firsts) == self.num_envs else {}
+        self.scores += [(self.env_step, ended[i]) for i in sorted(ended)]
         self.obs = answer[0].copy()
         return answer
 
@@ -513,7 +517,7 @@ def test_an_episode_without_an_end_is_left_after_10_000_steps(name, wrap, monkey
     assert scores.tolist() == [3.0, 20_000.0] and made[0].env_step == 10_000
     if name == "reinforce":  # whose training plays whole episodes, too
         _, history = module.train(small(name, num_envs=2, total_steps=1))
-        assert history == [(6, 3.0), (20_000, 20_000.0)]
+        assert history == [(20_000, 3.0), (20_000, 20_000.0)]
 
 
 class Solved(Played):

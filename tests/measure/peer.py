@@ -35,7 +35,8 @@ class StopWhenSolved(gym.vector.VectorWrapper):
     """Ends the training, as Ctrl-C would, once the average score of the last 20 episodes reaches a threshold.
 
     It keeps a history of its own: a script that is stopped within a rollout has not yet noted the rollout's episodes.
-    REINFORCE resets before each update, and counts only the first episode of each environment after a reset.
+    REINFORCE resets before each update, and counts only the first episode of each environment after a reset, when the
+    longest of these has ended.
     """
 
     def __init__(self, env, threshold):
@@ -45,7 +46,7 @@ class StopWhenSolved(gym.vector.VectorWrapper):
 
     def reset(self, *, seed=None, options=None):
         self.totals, self.playing = np.zeros(self.num_envs), np.ones(self.num_envs, bool)
-        self.first = np.ones(self.num_envs, bool)
+        self.first_scores = {}  # by environment
         if self.env_step:  # the other scripts do not reset any more once they have begun to play
             self.history = self.firsts
         return super().reset(seed=seed, options=options)
@@ -57,12 +58,13 @@ class StopWhenSolved(gym.vector.VectorWrapper):
         over = self.playing & (terminated | truncated)
         self.playing = ~over
         for i in np.flatnonzero(over):
-            episode = (self.env_step, float(self.totals[i]))
-            if self.first[i]:
-                self.firsts.append(episode)
+            score = float(self.totals[i])
             if self.history is not self.firsts:
-                self.history.append(episode)
-            self.first[i] = False
+                self.history.append((self.env_step, score))
+            if len(self.first_scores) < self.num_envs:
+                self.first_scores.setdefault(i, score)
+                if len(self.first_scores) == self.num_envs:
+                    self.firsts += [(self.env_step, self.first_scores[n]) for n in range(self.num_envs)]
         if over.any() and solved_at(self.history[-19 - self.num_envs :], self.threshold):
             self.solved = True
             raise KeyboardInterrupt

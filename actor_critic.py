@@ -255,10 +255,10 @@ def train(config):
 
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps
-                # An early episode of CartPole has about 20 steps. So that its return is about 1,
-                # the rewards are divided by 20 times their root mean square so far. However long an
-                # episode is, its return is at most 1/(1-γ) = 200 rewards of 1/20, which is 10.
-                reward_squares += buffer.reward.square().sum()
+                # Rewards are divided by 20 times their root mean square so far. On CartPole this
+                # makes them 1/20, and an early episode, of about 20 steps, has a return of about 1.
+                # However long an episode, its return is at most 1/(1-γ) = 200 rewards, which is 10.
+                reward_squares += buffer.reward.square().sum()  # a reset step has reward 0
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()
                 reward = buffer.reward / (20 * rms)
@@ -272,7 +272,7 @@ def train(config):
     return agent, history
 
 
-# ---- From here on: settings, environments, evaluation and the command line ----
+# ---- From here on: checks, environments, evaluation and the command line ----
 
 
 def check(config):

@@ -283,16 +283,16 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         # In each environment, NormalizeReward keeps a sum of the past rewards, where older ones are
-        # discounted. It divides rewards by the standard deviation of all these sums so far. Such a
-        # sum is about as large as a return, but known at once. At first the sums are alike, so the
-        # deviation is small, and a few rewards come out large. Printed scores are not scaled.
+        # discounted. It divides rewards by the standard deviation of all values of these sums so
+        # far. Such a sum is about as large as a return, but known at once. The first values are
+        # alike, so their deviation is small, and a few rewards come out large.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # This is torch's Adam. A subclass further down only lets the script start a second sooner.
+        # This is torch's Adam, made faster by fused and by a subclass further down.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:
@@ -321,7 +321,7 @@ def train(config):
     return agent, history
 
 
-# ---- From here on: speed, settings, environments, checkpoints, evaluation, command line ----
+# ---- From here on: speed, other tasks, checks, environments, checkpoints, evaluation, flags ----
 
 
 torch.distributions.Distribution.set_default_validate_args(False)  # unchecked, they are faster

@@ -211,7 +211,7 @@ def train(config):
     return agent, history
 
 
-# ---- From here on: settings, environments, evaluation and the command line ----
+# ---- From here on: checks, environments, evaluation and the command line ----
 
 
 def check(config):

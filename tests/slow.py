@@ -173,6 +173,7 @@ def pieces_of_episodes(agent, first, last):
                 continue
             ends, reward = terminated[n] or truncated[n], agent.rewards[t][n]
             agent.events["terminated" if terminated[n] else "truncated" if truncated[n] else "goes on"] += 1
+            agent.events["both at once"] += bool(terminated[n] and truncated[n])
             agent.events["last row goes on"] += t == last - 1 and not ends
             piece.append(Step(t, n, now, action[n], log_prob[n], reward, next_obs[n], bool(terminated[n])))
             if ends:

@@ -82,11 +82,29 @@ def test_a_checkpoint_brings_everything_back_to_the_last_bit(name, tmp_path, mon
     assert kept["env_step"] == 400 and kept["history"] == history and len(history) > 50
     centre, squares, count = (kept["agent"][f"scale.{key}"] for key in ("centre", "sum_of_squares", "count"))
     assert centre.tolist() == [1, 0, 0] and squares[0] > 300 and count > 300
+    assert all(x["returns"]["count"] == pytest.approx(x["agent"]["scale.count"][1], abs=0.01) for x in seen)
     assert all(x["step"] == 80 and x["exp_avg"].any() for x in kept["optimizer"]["state"].values())
     assert kept["returns"]["mean"] != 0 and kept["returns"]["var"] != 1 and kept["returns"]["count"] > 300
 
     _, history_again = module.train(resumed(name, path, total_steps=0))
     assert seen[-1] == trained and history_again == history and os.listdir(tmp_path) == ["kept.pt"]
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_a_resumed_run_begins_with_what_its_environments_show(name, checkpoints, wrap, monkeypatch, quiet):
+    module, seen, made = load(name), [], wrap()
+    spy(monkeypatch, module.ActorCritic, "act", lambda action, agent, obs: seen.append(obs.tolist()))
+    module.train(resumed(name, checkpoints[name], total_steps=410))
+    assert seen[0] == [list(start) for start in made[0].starts[:2]]
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_a_checkpoint_without_a_weight_is_no_checkpoint(name, checkpoints, tmp_path, quiet):
+    kept = read(checkpoints[name])
+    del kept["agent"]["policy.0.bias"]
+    torch.save(kept, tmp_path / "kept.pt")
+    with pytest.raises(RuntimeError, match="policy.0.bias"):
+        load(name).train(resumed(name, tmp_path / "kept.pt"))
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -241,6 +259,7 @@ def test_a_save_that_stops_halfway_leaves_the_file_before_it(name, fault, tmp_pa
         before = content()
         save(kept, target)
         assert os.path.dirname(target) == str(tmp_path) and content() == before
+        assert os.path.basename(target).startswith(path.name)  # else two runs would share it
         whole.before = before
         if len(saves) == 3:
             os.truncate(target, 1_000)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import io
 import re
 import sys
 import tomllib
@@ -108,10 +109,23 @@ def test_a_setting_of_a_copy_needs_no_comment_and_may_have_any(monkeypatch, caps
     assert (status, err) == (0, "") and "--tries" in out and "50 % of % {s} (default: 0.5)" in out
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_line_arrives_when_it_is_printed(name, monkeypatch):
+    """In a file or a pipe, too, which hold back what is not flushed."""
+    module, arrived, lines = load(name), io.BytesIO(), []
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(arrived))
+    monkeypatch.setattr(sys, "argv", f"{name}.py --env-id {marked(name)} --total-steps 40 --eval-episodes 2".split())
+    for function in ("report", "evaluate"):
+        spy(monkeypatch, module, function, lambda *_: lines.append(arrived.getvalue().count(b"\n")))
+    module.main()
+    assert lines == list(range(1, len(lines) + 1))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("default", [True, False])
-def test_a_setting_of_a_copy_may_be_true_or_false(default, monkeypatch, capsys):
+def test_a_setting_of_a_copy_may_be_true_or_false(default, name, monkeypatch, capsys):
     line = "    seed: int = 0"
-    module = edited("reinforce", (line, f"    two_by_two: bool = {default}  # whether to\n{line}"))
+    module = edited(name, (line, f"    two_by_two: bool = {default}  # whether to\n{line}"))
     for flags, expected in (([], default), (["--two-by-two"], True), (["--no-two-by-two"], False)):
         assert config_of_main(module, monkeypatch, capsys, *flags).two_by_two is expected
 
@@ -381,7 +395,7 @@ COMMON = [
 ROLLOUT = [
     ("--num-steps", "1", "must be from 2 to"),
     ("--entropy-coef", "nan", "must be from 0 to"),
-    ("--max-grad-norm", "-1", "must be from"),
+    ("--max-grad-norm", "0", "must be from 1e-06 to"),
 ]
 ONLY_PPO = [
     ("--num-minibatches", "0", "must be from 1 to"),

@@ -94,7 +94,8 @@ def record(monkeypatch, capsys, wrap):
 SIZES = dict(num_envs=3, hidden_size=5, gamma=0.9, learning_rate=0.02)
 ROLLOUTS = SIZES | dict(num_steps=8, total_steps=69, entropy_coef=0.1)  # three rollouts of 24
 PASSES = ROLLOUTS | dict(epochs=3, num_minibatches=4, gae_lambda=0.7, clip_eps=0.1)
-ENDS = {"terminated", "truncated", "goes on", "last row goes on", "reset step left out", "reset step in the first row"}
+ENDS = {"terminated", "truncated", "both at once", "goes on",
+        "last row goes on", "reset step left out", "reset step in the first row"}
 CLIPS = {"clipped above", "clipped below", "far, but not clipped"}
 PPO_CASES = {  # settings, and what must happen
     "clip": (dict(max_grad_norm=1.0), CLIPS),

@@ -225,7 +225,7 @@ if RANK >= 0:
     torch.distributed.all_reduce = lambda x: (all_reduce(x), summed.append(x.clone()))
     def clip_the_mean(parameters, *given, **how):
         parameters = list(parameters)
-        assert all(torch.equal(p.grad, x / 2) for p, x in zip(parameters, summed[-len(parameters):]))
+        assert all(torch.equal(p.grad, x / 2) for p, x in zip(parameters, summed[-len(parameters):], strict=True))
         return clip(parameters, *given, **how)
     nn.utils.clip_grad_norm_ = clip_the_mean
     agent, history = train(Config(total_steps=2_000, num_envs=4, num_steps=20, save=sys.argv[1] + "/kept.pt"))

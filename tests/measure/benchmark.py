@@ -259,7 +259,7 @@ def main():
         texts = {name: ablations.apply_diff(ablations.edited_text(name, ()), diff) for name in options.script}
         jobs = [(measure, name, flags, seed, f"--recipe {options.recipe} {flags}".strip(), texts[name])
                 for _, name, flags, seed in jobs]
-    if what in ("peers", "tasks") and options.processes > 1:
+    if what == "peers" and options.processes > 1:
         parser.error("--processes: times can only be compared one run at a time")
     output = options.csv or ROOT / "tests" / "results" / f"{what}.csv"
     output.parent.mkdir(exist_ok=True)

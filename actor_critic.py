@@ -113,7 +113,7 @@ class ActorCritic(nn.Module):
     def __init__(self, envs, config, first_obs):
         super().__init__()
         obs_dim = first_obs.shape[1]
-        n_actions = envs.single_action_space.n
+        n_actions = envs.single_action_space.n  # of each of the N environments
         self.scale = ObsScale(first_obs)
         self.policy = mlp(obs_dim, config.hidden_size, n_actions)
         self.critic = mlp(obs_dim, config.hidden_size, 1)
@@ -156,13 +156,13 @@ class RolloutBuffer:
     so nothing is learned from this step.
     """
     def __init__(self, envs, T):
-        N, obs_dim = envs.observation_space.shape
+        N, obs_dim = envs.observation_space.shape  # of all N environments together
         self.obs = torch.zeros(T + 1, N, obs_dim)
         self.done = torch.zeros(T + 1, N).bool()
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # no seed: train() has seeded them, and they go on from there
+        obs, _ = envs.reset()  # no seed: the random numbers that train() seeded go on
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -179,9 +179,8 @@ class RolloutBuffer:
             self.terminated[t] = torch.as_tensor(terminated)
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
-            if "episode" in info:
-                # make_envs() adds this: a mask of where an episode ended, and its score, "r".
-                ended = info["_episode"]  # (N,)
+            if "episode" in info:  # make_envs() adds this to a step in which an episode ends
+                ended = info["_episode"]  # (N,), True where an episode ended
                 scores = info["episode"]["r"]  # (N,)
                 ended_at = env_step + (t + 1) * N  # all N environments step together
                 finished += [(ended_at, float(score)) for score in scores[ended]]

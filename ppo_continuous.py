@@ -82,7 +82,7 @@ torch.set_num_threads(1)  # networks this small are computed faster in a single 
 @dataclass
 class Config:
     """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
-    env_id: str = "Pendulum-v1"  # gymnasium environment with bounded Box (real) actions
+    env_id: str = "Pendulum-v1"  # gymnasium environment with real-valued actions (a bounded Box)
     total_steps: int = 99_000  # environment steps to train for: 99 rollouts
     num_envs: int = 5  # N, environments played side by side
     num_steps: int = 200  # T, steps of each environment per rollout
@@ -153,7 +153,7 @@ class ActorCritic(nn.Module):
     def __init__(self, envs, config, first_obs):
         super().__init__()
         obs_dim = first_obs.shape[1]
-        action_dim = envs.single_action_space.shape[0]
+        action_dim = envs.single_action_space.shape[0]  # of each of the N environments
         self.scale = ObsScale(first_obs)
         activation = {"relu": nn.ReLU, "tanh": nn.Tanh}[config.activation]
         self.policy = mlp(obs_dim, config.hidden_size, action_dim, activation)
@@ -204,13 +204,13 @@ class RolloutBuffer:
     so nothing is learned from this step.
     """
     def __init__(self, envs, T):
-        N, obs_dim = envs.observation_space.shape
+        N, obs_dim = envs.observation_space.shape  # of all N environments together
         self.obs = torch.zeros(T + 1, N, obs_dim)
         self.done = torch.zeros(T + 1, N).bool()
         self.action = torch.zeros(T, *envs.action_space.shape)  # (T, N, action_dim), not clipped
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # no seed: train() has seeded them, and they go on from there
+        obs, _ = envs.reset()  # no seed: the random numbers that train() seeded go on
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -227,9 +227,8 @@ class RolloutBuffer:
             self.terminated[t] = torch.as_tensor(terminated)
             self.obs[t + 1] = torch.as_tensor(obs)
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
-            if "episode" in info:
-                # make_envs() adds this: a mask of where an episode ended, and its score, "r".
-                ended = info["_episode"]  # (N,)
+            if "episode" in info:  # make_envs() adds this to a step in which an episode ends
+                ended = info["_episode"]  # (N,), True where an episode ended
                 scores = info["episode"]["r"]  # (N,)
                 ended_at = env_step + (t + 1) * N  # all N environments step together
                 finished += [(ended_at, float(score)) for score in scores[ended]]
@@ -312,8 +311,8 @@ def train(config):
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         # In each environment, NormalizeReward keeps a sum of the past rewards, where older ones are
         # discounted. It divides rewards by the standard deviation of all values of these sums so
-        # far. Such a sum is about as large as a return, but known at once. The first values are
-        # alike, so their deviation is small, and a few rewards come out large.
+        # far. Such a sum is about as large as a return, but known at once. At first the sums hardly
+        # differ, so a few rewards come out large. That does little harm.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
@@ -345,7 +344,7 @@ def train(config):
                     save(config, agent, optimizer, envs, env_step, history)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
-    save(config, agent, optimizer, envs, env_step, history)  # only with --save; after Ctrl-C, too
+    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too. envs may be closed
     return agent, history
 
 

@@ -92,7 +92,7 @@ class Policy(nn.Module):
     """The policy π(a|s): a network with one hidden layer."""
     def __init__(self, envs, config, first_obs):
         super().__init__()
-        n_actions = envs.single_action_space.n
+        n_actions = envs.single_action_space.n  # of each of the N environments
         self.scale = ObsScale(first_obs)
         self.policy = nn.Sequential(
             nn.Linear(first_obs.shape[1], config.hidden_size),
@@ -119,7 +119,7 @@ class Policy(nn.Module):
 
 
 def play(agent, envs, greedy=False):
-    """Plays an episode in each of the N environments. Episodes without an end stop at step 10,000.
+    """Plays an episode in each of the N environments. Those that never end stop at step 10,000.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
     longest episode. gymnasium resets an environment when its episode is over. So until the longest
@@ -128,7 +128,7 @@ def play(agent, envs, greedy=False):
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
-    obs, _ = envs.reset()  # no seed: train() has seeded them, and they go on from there
+    obs, _ = envs.reset()  # no seed: the random numbers that train() seeded go on
     while playing.any() and len(all_obs) < 10_000:
         action = agent.act(obs, greedy)
         all_obs.append(torch.tensor(obs).float())  # a copy: envs.step() may reuse the array

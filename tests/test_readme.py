@@ -252,7 +252,7 @@ def test_the_recipe_of_several_processes_shares_all_but_episodes(tmp_path):
     assert len({tuple(x) for run in (one, two) for x in run[0][-1]}) == 8 and one[1] != two[1]
     assert one[2:4] == two[2:4]  # the scale and the weights
     one_seeds, two_seeds = ([seed for seed in run[4] if seed is not None] for run in (one, two))
-    assert (one_seeds, two_seeds) == ([0, 0, 0, 2_080, 2_080], [0, 100, 0, 2_080, 2_180]) and one[5] != two[5]
+    assert (one_seeds, two_seeds) == ([0, 0, 0, 2_080, 2_080], [0, 1_000_000, 0, 2_080, 1_002_080]) and one[5] != two[5]
     assert 1_800 < one[2]["count"] <= 2_080  # steps of both processes
     lines = [line for line in result.stdout.split("resumed")[0].splitlines() if line.startswith("step ")]
     assert len(lines) == len({line.split()[1] for line in lines}) and lines[-1].startswith("step 2,080 ")

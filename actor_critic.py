@@ -162,7 +162,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, N).long()
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # no seed: the random numbers that train() seeded go on
+        obs, _ = envs.reset()  # no seed: this continues the random numbers that train() seeded
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):

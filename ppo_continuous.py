@@ -94,7 +94,7 @@ class Config:
     gae_lambda: float = 0.9  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c at first; c falls linearly to the negative of this
-    init_log_std: float = 0.5  # log of sigma at first; n numbers begin with sigma / root n each
+    init_log_std: float = 0.5  # log of the first sigma; with n numbers, each begins at sigma / root n
     hidden_size: int = 128  # units of each network's hidden layers
     activation: str = "relu"  # relu or tanh
     seed: int = 0  # the same seed, machine and versions give the same scores
@@ -210,7 +210,7 @@ class RolloutBuffer:
         self.action = torch.zeros(T, *envs.action_space.shape)  # (T, N, action_dim), not clipped
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N).bool()
-        obs, _ = envs.reset()  # no seed: the random numbers that train() seeded go on
+        obs, _ = envs.reset()  # no seed: this continues the random numbers that train() seeded
         self.obs[T] = torch.as_tensor(obs)  # collect() copies row T to row 0 and goes on
 
     def collect(self, envs, agent, env_step):
@@ -309,10 +309,10 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # In each environment, NormalizeReward keeps a sum of the past rewards, where older ones are
-        # discounted. It divides rewards by the standard deviation of all values of these sums so
-        # far. Such a sum is about as large as a return, but known at once. At first the sums hardly
-        # differ, so a few rewards come out large. That does little harm.
+        # In each environment, NormalizeReward keeps a sum S of the past rewards. A step turns S into
+        # γ S + r. All rewards are divided by the standard deviation of all S so far. S is about as
+        # large as a return, but known at once. At first the S hardly differ, so their deviation is
+        # small, and a few rewards come out large. That does little harm. Scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
@@ -341,10 +341,10 @@ def train(config):
                 if env_step >= next_report or env_step >= config.total_steps:
                     next_report = env_step + config.total_steps / 20
                     report(config, env_step, history, kl, entropy)
-                    save(config, agent, optimizer, envs, env_step, history)
+                    save(config, agent, optimizer, envs, env_step, history)  # if --save is given
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
-    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too. envs may be closed
+    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too. Closed envs will do
     return agent, history
 
 

@@ -128,7 +128,7 @@ def play(agent, envs, greedy=False):
     """
     all_obs, all_actions, all_rewards, all_valid = [], [], [], []
     playing = torch.ones(envs.num_envs).bool()
-    obs, _ = envs.reset()  # no seed: the random numbers that train() seeded go on
+    obs, _ = envs.reset()  # no seed: this continues the random numbers that train() seeded
     while playing.any() and len(all_obs) < 10_000:
         action = agent.act(obs, greedy)
         all_obs.append(torch.tensor(obs).float())  # a copy: envs.step() may reuse the array

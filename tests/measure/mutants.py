@@ -202,9 +202,9 @@ for script in (D, R, A):
 each([D, R, A], "training", "no report of the end", " or env_step >= config.total_steps:", ":")
 replace(D, "training", "a report of every update", "env_step >= next_report or", "True or")
 replace(D, "training", "the first report comes late", "next_report = env_step\n", "next_report = env_step + 1_000\n")
-SAVE = "save(config, agent, optimizer, envs, env_step, history)\n"
-replace(D, "checkpoints", "saved only at the end", SAVE, "pass\n")
-replace(D, "checkpoints", "not saved on Ctrl-C", f"{SAVE[:-1]}  #", "pass  #")
+SAVE = "save(config, agent, optimizer, envs, env_step, history)  #"
+replace(D, "checkpoints", "saved only at the end", f"{SAVE} if", "pass  # if")
+replace(D, "checkpoints", "not saved on Ctrl-C", f"{SAVE} after", "pass  # after")
 each([D, R, A], "training", "Ctrl-C costs a traceback", "except KeyboardInterrupt:", "except KeyError:")
 
 # ---- What all scripts print ----

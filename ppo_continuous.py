@@ -94,7 +94,7 @@ class Config:
     gae_lambda: float = 0.9  # lambda: 0 trusts the critic most, 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c at first; c falls linearly to the negative of this
-    init_log_std: float = 0.5  # log of the first sigma; with n numbers, each begins at sigma / root n
+    init_log_std: float = 0.5  # log of the first sigma; n numbers begin with sigma / root n each
     hidden_size: int = 128  # units of each network's hidden layers
     activation: str = "relu"  # relu or tanh
     seed: int = 0  # the same seed, machine and versions give the same scores
@@ -309,7 +309,7 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # In each environment, NormalizeReward keeps a sum S of the past rewards. A step turns S into
+        # In each environment, NormalizeReward keeps a sum S of the past rewards. Each step makes it
         # γ S + r. All rewards are divided by the standard deviation of all S so far. S is about as
         # large as a return, but known at once. At first the S hardly differ, so their deviation is
         # small, and a few rewards come out large. That does little harm. Scores are not scaled.
@@ -344,7 +344,7 @@ def train(config):
                     save(config, agent, optimizer, envs, env_step, history)  # if --save is given
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
-    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too. Closed envs will do
+    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too, with closed envs
     return agent, history
 
 

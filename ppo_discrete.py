@@ -281,7 +281,7 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # In each environment, NormalizeReward keeps a sum S of the past rewards. A step turns S into
+        # In each environment, NormalizeReward keeps a sum S of the past rewards. Each step makes it
         # γ S + r. All rewards are divided by the standard deviation of all S so far. S is about as
         # large as a return, but known at once. At first the S hardly differ, so their deviation is
         # small, and a few rewards come out large. That does little harm. Scores are not scaled.
@@ -316,7 +316,7 @@ def train(config):
                     save(config, agent, optimizer, envs, env_step, history)  # if --save is given
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
-    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too. Closed envs will do
+    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too, with closed envs
     return agent, history
 
 

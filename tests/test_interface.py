@@ -12,16 +12,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import (
-    PPO, ROOT, SCRIPTS, Recount, edited, load, marked, network_of, parse_line, register, run_main, spy)
+    PPO, ROOT, SCRIPTS, Recount, edited, load, marked, network_of, parse_line, register, run_main, source, spy)
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.wrappers.vector import TransformReward
 
 ALLOWED = {"torch", "gymnasium", "numpy"}
 DISCRETE = [name for name in SCRIPTS if name != "ppo_continuous"]
-
-
-def source(name):
-    return (ROOT / f"{name}.py").read_text(encoding="utf-8")
 
 
 # ---- The files ----
@@ -225,18 +221,6 @@ def test_the_evaluation_says_how_many_environments_it_makes(name, wrap, monkeypa
     number = 20 if name in PPO else 100  # the PPO scripts have other defaults for other tasks
     assert said[-1] == (number, f"evaluating in {number} environments\n")
     assert (status, err) == (None, "") and re.fullmatch(rf"greedy evaluation: \S+ over {number} episodes\n", out)
-
-
-@pytest.mark.parametrize("name", PPO)
-def test_a_finished_run_that_is_resumed_has_no_steps_left(name, monkeypatch, capsys, tmp_path):
-    path = tmp_path / "kept.pt"
-    words = f"--env-id {marked(name)} --total-steps 640 --num-envs 2 --epochs 1 --eval-episodes 2 --save {path}"
-    run_main(load(name), monkeypatch, capsys, *words.split())
-    status, out, err = run_main(load(name), monkeypatch, capsys, "--load", path, "--save", path)
-    first, *others = out.splitlines()
-    assert (status, err) == (None, "")
-    assert re.fullmatch(r"resumed at step [\d,]+ with new episodes: --total-steps leaves 0 to train", first)
-    assert [line.split(":")[0] for line in others] == ["evaluating in 2 environments", "greedy evaluation"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

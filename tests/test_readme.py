@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 import torch
 from ablations import apply_diff, module_of, recipe
-from conftest import ROOT, SCRIPTS, load, marked, parse_line, run_main, spy
+from conftest import ROOT, SCRIPTS, edited, load, marked, parse_line, run_main, source, spy
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def source(name):
-    return (ROOT / f"{name}.py").read_text(encoding="utf-8")
 
 
 def readme_blocks(language):
@@ -107,6 +103,14 @@ def test_the_recipe_of_a_mask_never_plays_what_has_no_effect(quiet):
         state, info = env.reset(seed=seed)
         obs = np.eye(500, dtype=np.float32)[[state]]
         assert all(info["action_mask"][agent.act(obs)[0]] for _ in range(5))
+
+
+def test_an_observation_may_end_with_its_mask():
+    assert "`invalid = obs[..., -logits.shape[-1]:] == 0`" in README
+    text = copy_with("TAXI").replace("obs @ VALID == 0", "obs[..., -logits.shape[-1]:] == 0")
+    module = module_of(text, "mask")
+    agent, _ = module.train(module.Config(total_steps=0))
+    assert agent.pi(torch.tensor([[0.3, -0.2, 0, 1]])).probs.tolist() == [[0, 1]]
 
 
 def test_the_recipe_of_logging_logs_what_it_says(monkeypatch, capsys):
@@ -258,6 +262,14 @@ def test_the_recipe_of_several_processes_shares_all_but_episodes(tmp_path):
     assert len(lines) == len({line.split()[1] for line in lines}) and lines[-1].startswith("step 2,080 ")
     kept = torch.load(tmp_path / "kept.pt")
     assert kept["env_step"] == 2_080 and kept["history"] == one[1]
+
+
+def test_environments_may_be_stepped_in_processes_of_their_own(quiet):
+    call, how = "make_envs(config.env_id, config.num_envs", ', vectorization_mode="async"'
+    assert f"{call}{how})" in " ".join(README.split())
+    module = edited("ppo_discrete", (f"{call})", f"{call}{how})"))
+    _, history = module.train(module.Config(num_envs=2, total_steps=400))
+    assert len(history) > 5
 
 
 def test_the_recipe_of_images_learns_on_the_cpu(quiet):

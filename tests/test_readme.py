@@ -323,7 +323,8 @@ def test_what_the_readme_tells_to_type_in_python_works(tmp_path):
     write_files(tmp_path)
     blocks = [block for block in readme_blocks("py") if "gym.register(" not in block]
     text = "import matplotlib\nmatplotlib.use('agg')\n" + "\n".join(blocks)
-    text = text.replace("Config(seed=3", "Config(total_steps=2_000, seed=3").replace("total_steps=60_000", "total_steps=2_500")
+    text = text.replace("Config(seed=3", "Config(total_steps=2_000, seed=3")
+    text = text.replace("total_steps=60_000", "total_steps=2_500")
     text = text.replace("total_steps=100_000", "total_steps=1_024").replace("video_length=500", "video_length=50")
     (tmp_path / "typed.py").write_text(text)
     result = subprocess.run([sys.executable, "typed.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)

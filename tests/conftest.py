@@ -49,10 +49,6 @@ def same_state():
     os.environ.update(variables)
 
 
-def source(name):
-    return (ROOT / f"{name}.py").read_text(encoding="utf-8")
-
-
 def load(name):
     return importlib.import_module(name)
 

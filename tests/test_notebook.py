@@ -3,13 +3,14 @@
 import re
 
 import nbformat
-from conftest import PPO, ROOT, SCRIPTS
+from ablations import source
+from conftest import PPO, SCRIPTS
 from nbclient import NotebookClient
 
 
 def cells_of(name, path):
     """What a user does with a script in a notebook, cell by cell."""
-    script, keep = (ROOT / f"{name}.py").read_text(encoding="utf-8"), name in PPO
+    script, keep = source(name), name in PPO
     for setting, value in (("total_steps", "2_000"), ("eval_episodes", "3")):  # the cell trains when it is run
         script, changes = re.subn(rf"({setting}: int = )[\d_]+", rf"\g<1>{value}", script)
         assert changes == 1

@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from ablations import apply_diff, module_of, recipe
-from conftest import ROOT, SCRIPTS, edited, load, marked, parse_line, run_main, source, spy
+from ablations import apply_diff, module_of, recipe, source
+from conftest import ROOT, SCRIPTS, edited, load, marked, parse_line, run_main, spy
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -94,6 +94,11 @@ def copy_with(word, name="ppo_discrete"):
     return apply_diff(source(name), diff)
 
 
+@pytest.mark.parametrize("word", ["wandb", "AdamW", "torch.distributed"])
+def test_a_recipe_fits_the_other_ppo_script(word):
+    compile(copy_with(word, "ppo_continuous"), word, "exec")
+
+
 def test_the_recipe_of_a_mask_never_plays_what_has_no_effect(quiet):
     module = module_of(copy_with("TAXI"), "mask")
     agent, _ = module.train(module.Config(env_id="Taxi-v4", num_envs=2, total_steps=400))
@@ -107,8 +112,7 @@ def test_the_recipe_of_a_mask_never_plays_what_has_no_effect(quiet):
 
 def test_an_observation_may_end_with_its_mask():
     assert "`invalid = obs[..., -logits.shape[-1]:] == 0`" in README
-    text = copy_with("TAXI").replace("obs @ VALID == 0", "obs[..., -logits.shape[-1]:] == 0")
-    module = module_of(text, "mask")
+    module = module_of(copy_with("TAXI").replace("obs @ VALID == 0", "obs[..., -logits.shape[-1]:] == 0"), "mask")
     agent, _ = module.train(module.Config(total_steps=0))
     assert agent.pi(torch.tensor([[0.3, -0.2, 0, 1]])).probs.tolist() == [[0, 1]]
 

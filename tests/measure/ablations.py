@@ -108,9 +108,13 @@ def replaced(text, pairs):
     return text
 
 
+def source(script):
+    return (ROOT / f"{script}.py").read_text(encoding="utf-8")
+
+
 def edited_text(script, pairs):
     """The text of a script with its edits."""
-    return replaced((ROOT / f"{script}.py").read_text(encoding="utf-8"), pairs)
+    return replaced(source(script), pairs)
 
 
 def apply_diff(text, diff):

@@ -258,7 +258,7 @@ def main():
                 for name in names if name in options.script for seed in options.seeds]
     elif options.recipe:
         what, diff = "recipes", ablations.recipe(options.recipe)
-        texts = {name: ablations.apply_diff(ablations.edited_text(name, ()), diff) for name in options.script}
+        texts = {name: ablations.apply_diff(ablations.source(name), diff) for name in options.script}
         jobs = [(measure, name, flags, seed, f"--recipe {options.recipe} {flags}".strip(), texts[name])
                 for _, name, flags, seed in jobs]
     if what == "peers" and options.processes > 1:

@@ -181,7 +181,7 @@ class RolloutBuffer:
             self.done[t + 1] = torch.as_tensor(terminated | truncated)
             if "episode" in info:  # make_envs() adds this to a step in which an episode ends
                 ended = info["_episode"]  # (N,), True where an episode ended
-                scores = info["episode"]["r"]  # (N,)
+                scores = info["episode"]["r"]  # (N,), gymnasium calls a score "r"
                 ended_at = env_step + (t + 1) * N  # all N environments step together
                 finished += [(ended_at, float(score)) for score in scores[ended]]
         return finished

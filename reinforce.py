@@ -119,7 +119,7 @@ class Policy(nn.Module):
 
 
 def play(agent, envs, greedy=False):
-    """Plays an episode in each of the N environments. Those that never end stop at step 10,000.
+    """Plays an episode in each of the N environments. Episodes without an end stop at step 10,000.
 
     Returns obs (T, N, obs_dim), action, reward and valid (T, N), where T is the length of the
     longest episode. gymnasium resets an environment when its episode is over. So until the longest

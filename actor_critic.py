@@ -256,7 +256,7 @@ def train(config):
                 env_step += config.num_envs * config.num_steps
                 # Rewards are divided by 20 times their root mean square so far. On CartPole this
                 # makes them 1/20, and an early episode, of about 20 steps, has a return of about 1.
-                # However long an episode, its return is at most 1/(1-γ) = 200 rewards, which is 10.
+                # However long an episode, its return is at most 1/(1-γ) = 200 such rewards, so 10.
                 reward_squares += buffer.reward.square().sum()  # a reset step has reward 0
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

@@ -310,9 +310,9 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         # In each environment, NormalizeReward keeps a sum S of the past rewards. Each step makes it
-        # γ S + r. All rewards are divided by the standard deviation of all S so far. S is about as
-        # large as a return, but known at once. At first the S hardly differ, so their deviation is
-        # small, and a few rewards come out large. That does little harm. Scores are not scaled.
+        # γ S + r. All rewards are divided by the standard deviation of all S so far. S varies about
+        # as much as a return, but is known at once. At first the S hardly differ. So a few rewards
+        # come out large, which does little harm. Scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
@@ -344,7 +344,7 @@ def train(config):
                     save(config, agent, optimizer, envs, env_step, history)  # if --save is given
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
-    save(config, agent, optimizer, envs, env_step, history)  # after Ctrl-C, too, with closed envs
+    save(config, agent, optimizer, envs, env_step, history)  # once more, for Ctrl-C
     return agent, history
 
 
@@ -385,7 +385,7 @@ def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
     lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
                   init_log_std=-10, hidden_size=1)
-    # Half of the steps may only reset, and no minibatch may be empty.
+    # If each episode lasts one step, half of the steps only reset. No minibatch may be empty.
     most = int(config.num_envs) * (int(config.num_steps) // 2)
     highest = dict(gamma=1, gae_lambda=1, init_log_std=10, num_minibatches=most)
     for field in fields(config):
@@ -442,7 +442,7 @@ def save(config, agent, optimizer, envs, env_step, history):
         "config": vars(config) | dict(save="", load="", render=False),  # these are each run's own
         "agent": agent.state_dict(),
         "optimizer": optimizer.state_dict(),
-        # NormalizeReward's mean, var and count, as numbers of Python's
+        # NormalizeReward's mean, var and count, as numbers of Python's, which load() accepts
         "returns": {name: float(x) for name, x in vars(envs.return_rms).items()},
         "env_step": env_step,
         "history": history,
@@ -453,6 +453,7 @@ def save(config, agent, optimizer, envs, env_step, history):
 
 def load(config, agent, optimizer, envs):
     """Restores the checkpoint config.load. Returns its env_step and history."""
+    # With weights_only, a stranger's file cannot run code.
     checkpoint = torch.load(config.load, weights_only=True, map_location="cpu")
     agent.load_state_dict(checkpoint["agent"])
     optimizer.load_state_dict(checkpoint["optimizer"])

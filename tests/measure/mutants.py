@@ -204,7 +204,7 @@ replace(D, "training", "a report of every update", "env_step >= next_report or",
 replace(D, "training", "the first report comes late", "next_report = env_step\n", "next_report = env_step + 1_000\n")
 SAVE = "save(config, agent, optimizer, envs, env_step, history)  #"
 replace(D, "checkpoints", "saved only at the end", f"{SAVE} if", "pass  # if")
-replace(D, "checkpoints", "not saved on Ctrl-C", f"{SAVE} after", "pass  # after")
+replace(D, "checkpoints", "not saved on Ctrl-C", f"{SAVE} once", "pass  # once")
 each([D, R, A], "training", "Ctrl-C costs a traceback", "except KeyboardInterrupt:", "except KeyError:")
 
 # ---- What all scripts print ----

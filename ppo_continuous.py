@@ -310,9 +310,9 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         # In each environment, NormalizeReward keeps a sum S of the past rewards. Each step makes it
-        # γ S + r. All rewards are divided by the standard deviation of all S so far. S varies about
-        # as much as a return, but is known at once. At first the S hardly differ. So a few rewards
-        # come out large, which does little harm. Scores are not scaled.
+        # γ S + r. All rewards are divided by the standard deviation of all S so far. S is about as
+        # large as a return, but known at once. At first the S hardly differ, so their deviation is
+        # small, and a few rewards come out large. That does little harm. Scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with

@@ -96,7 +96,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # still a Buffer
 
 
 def mlp(size_in, hidden_size, size_out):
@@ -223,7 +223,7 @@ def update(agent, optimizer, buffer, reward, config):
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs)  # only now, as a new scale changes π
+    agent.scale.include(obs)  # only now, as a new scale would change the π that played
     return entropy
 
 
@@ -255,8 +255,8 @@ def train(config):
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps
                 # Rewards are divided by 20 times their root mean square so far. On CartPole this
-                # makes them 1/20, and an early episode, of about 20 steps, has a return of about 1.
-                # However long an episode, its return is at most 1/(1-γ) = 200 such rewards, so 10.
+                # makes them 1/20. An early episode has about 20 steps, so its return is about 1.
+                # The return of any episode is at most 1/(1-γ) = 200 such rewards, which makes 10.
                 reward_squares += buffer.reward.square().sum()  # a reset step has reward 0
                 reward_count += (~buffer.done[:-1]).sum()
                 rms = (reward_squares / reward_count).sqrt()

@@ -116,7 +116,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # still a Buffer
 
 
 def mlp(size_in, hidden_size, size_out):
@@ -281,10 +281,10 @@ def train(config):
     """
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        # In each environment, NormalizeReward keeps a sum S of the past rewards. Each step makes it
-        # γ S + r. All rewards are divided by the standard deviation of all S so far. S is about as
-        # large as a return, but known at once. At first the S hardly differ, so their deviation is
-        # small, and a few rewards come out large. That does little harm. Scores are not scaled.
+        # NormalizeReward keeps a sum S of each environment's rewards since its last termination.
+        # Each step makes it γ S + r. All rewards are divided by the deviation of all S so far. S is
+        # about as large as a return, but known at once. At first the S hardly differ, so a few
+        # rewards come out large. That does little harm. Scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
@@ -302,7 +302,7 @@ def train(config):
             while env_step < config.total_steps:
                 remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
                 optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
-                entropy_coef = config.entropy_coef * (2 * remaining - 1)  # explore, then decide
+                entropy_coef = config.entropy_coef * (2 * remaining - 1)  # try out, then decide
 
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps

@@ -85,7 +85,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # still a Buffer
 
 
 class Policy(nn.Module):
@@ -137,7 +137,7 @@ def play(agent, envs, greedy=False):
         all_rewards.append(torch.tensor(reward).float() * playing)
         all_valid.append(playing)
         ended = torch.tensor(terminated | truncated)
-        playing = playing & ~ended
+        playing = playing & ~ended  # a new tensor: all_valid keeps the old one
     return [torch.stack(rows) for rows in (all_obs, all_actions, all_rewards, all_valid)]
 
 
@@ -171,7 +171,7 @@ def update(agent, optimizer, episodes, config):
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
-    agent.scale.include(obs)  # only now, as a new scale changes π
+    agent.scale.include(obs)  # only now, as a new scale would change the π that played
     return pi.entropy().mean()
 
 

@@ -79,7 +79,7 @@ def draw_curves():
             median = np.median(scores, 0)
             if program.startswith("sb3"):
                 axis.plot(steps, scores.T, color=colour, alpha=0.15, linewidth=0.5, zorder=1)
-                axis.plot(steps, median, color=colour, linewidth=1.2, zorder=1)
+                axis.plot(steps, median, color=colour, linewidth=3, zorder=1)
                 level = low + 0.45 * (high - low)
                 axis.text(steps[median >= level][0] + end / 30, level, name, color="#777777", va="top")
             else:
@@ -93,8 +93,9 @@ def draw_curves():
         axis.text(0, SOLVED[task], " solved", va="bottom", fontsize=9)
         axis.set(title=task, xlabel="environment steps, in thousands", ylabel="average score of 20 episodes",
                  xlim=(0, end), ylim=(low - 0.03 * (high - low), high + 0.38 * (high - low)), yticks=ticks)
-    figure.supxlabel(f"{' or '.join(map(str, sorted(runs)))} runs each: a thick line is their median, thin lines are "
-                     "single runs; a flag stands at the median of the steps until solved", fontsize=9)
+    figure.supxlabel(f"{' or '.join(map(str, sorted(runs)))} runs each. A thick line is their median, thin lines are "
+                     "single runs. At 500 the thick lines cover each other.\n"
+                     "A flag stands at the median of the steps until solved.", fontsize=9)
     write(figure, "curves.png")
 
 

@@ -347,7 +347,7 @@ def read_flags():
         check(config)
     except ValueError as error:
         parser.error(error)
-    warnings.simplefilter("ignore", DeprecationWarning)  # gymnasium's would be two more lines
+    warnings.simplefilter("ignore", DeprecationWarning)  # lest they add lines to an error's
     try:
         make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:

@@ -282,16 +282,16 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         # NormalizeReward keeps a sum S of each environment's rewards since its last termination.
-        # Each step makes it γ S + r. All rewards are divided by the deviation of all S so far. S is
-        # about as large as a return, but known at once. At first the S hardly differ, so a few
-        # rewards come out large. That does little harm. Scores are not scaled.
+        # Each step makes it γ S + r. All rewards are divided by the standard deviation of all S so
+        # far, which is about that of the returns. At first the S hardly differ, so it is small, and
+        # a few rewards come out large. That does little harm. Scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # This is torch's Adam, made faster by fused and by a subclass further down.
+        # The steps of torch's Adam, only computed faster. The class is further down.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:
@@ -327,7 +327,7 @@ torch.distributions.Distribution.set_default_validate_args(False)  # unchecked, 
 
 
 class Adam(optim.Adam):
-    """optim.Adam, but a second quicker to start: its decorators would import torch's compiler."""
+    """The same as optim.Adam, a second sooner, as its decorators would import torch's compiler."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__
     load_state_dict = optim.Adam.load_state_dict.__wrapped__
@@ -354,11 +354,11 @@ def check(config):
     """Raises ValueError for a setting that cannot work. Turns numpy's numbers into Python's."""
     lowest = dict(num_envs=1, num_steps=2, epochs=1, num_minibatches=1, max_grad_norm=1e-6,
                   hidden_size=1)
-    # If each episode lasts one step, half of the steps only reset. No minibatch may be empty.
+    # At worst, every second step only resets. No minibatch may be empty even then.
     most = int(config.num_envs) * (int(config.num_steps) // 2)
     highest = dict(gamma=1, gae_lambda=1, num_minibatches=most)
     for field in fields(config):
-        value = field.type(getattr(config, field.name))
+        value = field.type(getattr(config, field.name))  # load() refuses numpy's numbers
         setattr(config, field.name, value)
         low = lowest.get(field.name, 0)
         high = highest.get(field.name, 1_000_000_000)
@@ -481,7 +481,7 @@ def read_flags():
         check(config)
     except ValueError as error:
         parser.error(error)
-    warnings.simplefilter("ignore", DeprecationWarning)  # gymnasium's would be two more lines
+    warnings.simplefilter("ignore", DeprecationWarning)  # lest they add lines to an error's
     try:
         make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:

@@ -248,7 +248,7 @@ def report(config, env_step, history, entropy):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays one episode in each of the N environments. Returns their scores (N,)."""
-    envs.reset(seed=1000 * seed + 500)  # other episodes than in training, as play() resets again
+    envs.reset(seed=1000 * seed + 500)  # seeds other episodes than in training for play()
     _, _, reward, _ = play(agent, envs, greedy)
     return reward.sum(0).numpy()
 
@@ -279,7 +279,7 @@ def read_flags():
         check(config)
     except ValueError as error:
         parser.error(error)
-    warnings.simplefilter("ignore", DeprecationWarning)  # gymnasium's would be two more lines
+    warnings.simplefilter("ignore", DeprecationWarning)  # lest they add lines to an error's
     try:
         make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:

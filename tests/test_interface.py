@@ -97,13 +97,6 @@ def test_help_tells_every_setting_with_its_comment_and_default(name, monkeypatch
         assert out.splitlines()[-1] == f"The defaults for any other --env-id: {', '.join(values)}."
 
 
-def test_a_setting_of_a_copy_needs_no_comment_and_may_have_any(monkeypatch, capsys):
-    line = "    seed: int = 0"
-    module = edited("ppo_discrete", (line, f"    tries: int = 3\n    share: float = 0.5  # 50 % of % {{s}}\n{line}"))
-    status, out, err = run_main(module, monkeypatch, capsys, "--help")
-    assert (status, err) == (0, "") and "--tries" in out and "50 % of % {s} (default: 0.5)" in out
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_line_arrives_when_it_is_printed(name, monkeypatch):
     """In a file or a pipe, too, which hold back what is not flushed."""
@@ -118,11 +111,13 @@ def test_each_line_arrives_when_it_is_printed(name, monkeypatch):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("default", [True, False])
-def test_a_setting_of_a_copy_may_be_true_or_false(default, name, monkeypatch, capsys):
-    line = "    seed: int = 0"
-    module = edited(name, (line, f"    two_by_two: bool = {default}  # whether to\n{line}"))
+def test_a_setting_of_a_copy_is_a_flag_with_or_without_a_comment(default, name, monkeypatch, capsys):
+    line, truth = "    seed: int = 0", f"    two_by_two: bool = {default}  # whether to\n"
+    module = edited(name, (line, f"{truth}    tries: int = 3\n    share: float = 0.5  # 50 % of % {{s}}\n{line}"))
     for flags, expected in (([], default), (["--two-by-two"], True), (["--no-two-by-two"], False)):
         assert config_of_main(module, monkeypatch, capsys, *flags).two_by_two is expected
+    status, out, err = run_main(module, monkeypatch, capsys, "--help")
+    assert (status, err) == (0, "") and "--tries" in out and "50 % of % {s} (default: 0.5)" in out
 
 
 def config_of_main(module, monkeypatch, capsys, *arguments):

@@ -87,13 +87,13 @@ gym.register("Picture-v0", Picture, max_episode_steps=10)
 
 def copy_with(word, name="ppo_discrete"):
     """A script with README's diff that has this word in it."""
-    assert len(readme_blocks("diff")) == 7  # each has a test below
+    assert len(readme_blocks("diff")) == 8  # each has a test below
     diff = recipe(word)
     assert diff.count("\n") <= 40
     return apply_diff(source(name), diff)
 
 
-@pytest.mark.parametrize("word", ["wandb", "AdamW", "torch.distributed"])
+@pytest.mark.parametrize("word", ["wandb", "best.pt", "AdamW", "torch.distributed"])
 def test_a_recipe_fits_the_other_ppo_script(word):
     compile(copy_with(word, "ppo_continuous"), word, "exec")
 
@@ -132,6 +132,16 @@ def test_the_recipe_of_logging_logs_what_it_says(monkeypatch, capsys):
     for (metrics, _), (*_, advantage, return_) in zip(logged[1:], batches, strict=True):
         expected = 1 - np.var(advantage.numpy()) / np.var(return_.numpy())  # R - V is the advantage
         assert metrics["explained_variance"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_recipe_of_the_best_agent_keeps_it_and_changes_nothing(monkeypatch, tmp_path, quiet):
+    monkeypatch.chdir(tmp_path)
+    module, steps, scores = module_of(copy_with("best.pt"), "best"), [], iter([1, 3, 2] + 20 * [0])
+    spy(monkeypatch, module, "report", lambda _, config, env_step, *rest: steps.append(env_step))
+    monkeypatch.setattr(module, "evaluate", lambda *given, play=module.evaluate: play(*given) * 0 + next(scores))
+    _, history = module.train(module.Config(total_steps=1_000))
+    assert torch.load("best.pt")["env_step"] == steps[1]
+    assert history == load("ppo_discrete").train(load("ppo_discrete").Config(total_steps=1_000))[1]
 
 
 def test_the_recipe_of_another_optimizer_lowers_the_rate_as_a_cosine(monkeypatch, tmp_path, quiet):

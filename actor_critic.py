@@ -31,7 +31,7 @@ gradient flows through the target. Otherwise the target would also be pulled tow
 entropy H is a measure of how undecided the policy is. Its bonus keeps the policy trying all actions
 for longer. c is a small number.
 
-Networks learn small numbers best. So all rewards are first scaled, as train() explains.
+A network learns to predict small numbers best. So rewards are first scaled, as train() explains.
 
 `python actor_critic.py` solves CartPole (average score 475) after about 18,500 of 100,000 steps.
 
@@ -96,7 +96,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()  # still a Buffer
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps it a Buffer
 
 
 def mlp(size_in, hidden_size, size_out):

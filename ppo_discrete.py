@@ -116,7 +116,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()  # still a Buffer
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps it a Buffer
 
 
 def mlp(size_in, hidden_size, size_out):
@@ -282,16 +282,16 @@ def train(config):
     check(config)
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
         # NormalizeReward keeps a sum S of each environment's rewards since its last termination.
-        # Each step makes it γ S + r. All rewards are divided by the standard deviation of all S so
-        # far, which is about that of the returns. At first the S hardly differ, so it is small, and
-        # a few rewards come out large. That does little harm. Scores are not scaled.
+        # Each step makes it γ S + r, like a return that looks back. So the standard deviation of S
+        # so far is about that of returns. All rewards are divided by it. At first it is small, so a
+        # few rewards come out large. That does little harm. Scores are not scaled.
         envs = NormalizeReward(envs, config.gamma)
         torch.manual_seed(config.seed)
         # The environments get the seeds 1000 * seed, 1000 * seed + 1 and so on, so that runs with
         # different seeds share none. These first observations are only for ObsScale.
         first_obs, _ = envs.reset(seed=1000 * config.seed)
         agent = ActorCritic(envs, config, first_obs)
-        # The steps of torch's Adam, only computed faster. The class is further down.
+        # This Adam takes the same steps as torch's, only faster. Its class is further down.
         optimizer = Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         env_step, history = 0, []
         if config.load:
@@ -308,7 +308,7 @@ def train(config):
                 env_step += config.num_envs * config.num_steps
                 batch = make_batch(buffer, agent, config)
                 kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
-                agent.scale.include(batch[0])  # obs. Only now, as a new scale changes the ratio
+                agent.scale.include(batch[0])  # obs, and only now, as a new scale changes the ratio
 
                 if env_step >= next_report or env_step >= config.total_steps:
                     next_report = env_step + config.total_steps / 20

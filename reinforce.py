@@ -85,7 +85,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()  # still a Buffer
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps it a Buffer
 
 
 class Policy(nn.Module):
@@ -200,6 +200,7 @@ def train(config):
                 episodes = play(agent, envs)
                 _, _, reward, _ = episodes
                 env_step += reward.numel()  # T * N: the ignored steps were played, too
+                # All N episodes get the step at which the longest has ended.
                 history += [(env_step, score) for score in reward.sum(0).tolist()]
                 entropy = update(agent, optimizer, episodes, config)
 

@@ -96,7 +96,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps it a Buffer
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps rms a Buffer
 
 
 def mlp(size_in, hidden_size, size_out):
@@ -347,7 +347,7 @@ def read_flags():
         check(config)
     except ValueError as error:
         parser.error(error)
-    warnings.simplefilter("ignore", DeprecationWarning)  # lest they add lines to an error's
+    warnings.simplefilter("ignore", DeprecationWarning)  # lest warnings stand above an error
     try:
         make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:

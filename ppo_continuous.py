@@ -83,7 +83,7 @@ torch.set_num_threads(1)  # networks this small are computed faster in a single 
 class Config:
     """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
     env_id: str = "Pendulum-v1"  # gymnasium environment with a Box of real-valued, bounded actions
-    total_steps: int = 99_000  # environment steps to train for, in rollouts of 1,000
+    total_steps: int = 99_000  # environment steps to train for
     num_envs: int = 5  # N, environments played side by side
     num_steps: int = 200  # T, steps of each environment per rollout
     epochs: int = 10  # passes over each rollout
@@ -128,7 +128,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps it a Buffer
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps rms a Buffer
 
 
 def mlp(size_in, hidden_size, size_out, activation):
@@ -331,7 +331,7 @@ def train(config):
             while env_step < config.total_steps:
                 remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
                 optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
-                entropy_coef = config.entropy_coef * (2 * remaining - 1)  # try out, then decide
+                entropy_coef = config.entropy_coef * (2 * remaining - 1)  # try things, then decide
 
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps
@@ -356,7 +356,7 @@ torch.distributions.Distribution.set_default_validate_args(False)  # unchecked, 
 
 
 class Adam(optim.Adam):
-    """The same as optim.Adam, a second sooner, as its decorators would import torch's compiler."""
+    """optim.Adam without its decorators, which would take a second to import torch's compiler."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__
     load_state_dict = optim.Adam.load_state_dict.__wrapped__
@@ -523,7 +523,7 @@ def read_flags():
         check(config)
     except ValueError as error:
         parser.error(error)
-    warnings.simplefilter("ignore", DeprecationWarning)  # lest they add lines to an error's
+    warnings.simplefilter("ignore", DeprecationWarning)  # lest warnings stand above an error
     try:
         make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:

@@ -116,7 +116,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps it a Buffer
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps rms a Buffer
 
 
 def mlp(size_in, hidden_size, size_out):
@@ -302,7 +302,7 @@ def train(config):
             while env_step < config.total_steps:
                 remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
                 optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
-                entropy_coef = config.entropy_coef * (2 * remaining - 1)  # try out, then decide
+                entropy_coef = config.entropy_coef * (2 * remaining - 1)  # try things, then decide
 
                 history += buffer.collect(envs, agent, env_step)
                 env_step += config.num_envs * config.num_steps
@@ -327,7 +327,7 @@ torch.distributions.Distribution.set_default_validate_args(False)  # unchecked, 
 
 
 class Adam(optim.Adam):
-    """The same as optim.Adam, a second sooner, as its decorators would import torch's compiler."""
+    """optim.Adam without its decorators, which would take a second to import torch's compiler."""
     add_param_group = optim.Adam.add_param_group.__wrapped__
     state_dict = optim.Adam.state_dict.__wrapped__
     load_state_dict = optim.Adam.load_state_dict.__wrapped__
@@ -481,7 +481,7 @@ def read_flags():
         check(config)
     except ValueError as error:
         parser.error(error)
-    warnings.simplefilter("ignore", DeprecationWarning)  # lest they add lines to an error's
+    warnings.simplefilter("ignore", DeprecationWarning)  # lest warnings stand above an error
     try:
         make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:

@@ -85,7 +85,7 @@ class ObsScale(nn.Module):
         """Includes more observations (any number, obs_dim) in rms."""
         self.sum_of_squares += (obs - self.centre).square().sum(0)
         self.count += len(obs)
-        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps it a Buffer
+        self.rms = (self.sum_of_squares / self.count).sqrt()  # nn.Module keeps rms a Buffer
 
 
 class Policy(nn.Module):
@@ -137,7 +137,7 @@ def play(agent, envs, greedy=False):
         all_rewards.append(torch.tensor(reward).float() * playing)
         all_valid.append(playing)
         ended = torch.tensor(terminated | truncated)
-        playing = playing & ~ended  # a new tensor: all_valid keeps the old one
+        playing = playing & ~ended  # a new tensor, as all_valid keeps the old one
     return [torch.stack(rows) for rows in (all_obs, all_actions, all_rewards, all_valid)]
 
 
@@ -249,7 +249,7 @@ def report(config, env_step, history, entropy):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays one episode in each of the N environments. Returns their scores (N,)."""
-    envs.reset(seed=1000 * seed + 500)  # seeds other episodes than in training for play()
+    envs.reset(seed=1000 * seed + 500)  # play() gets other episodes than in training
     _, _, reward, _ = play(agent, envs, greedy)
     return reward.sum(0).numpy()
 
@@ -280,7 +280,7 @@ def read_flags():
         check(config)
     except ValueError as error:
         parser.error(error)
-    warnings.simplefilter("ignore", DeprecationWarning)  # lest they add lines to an error's
+    warnings.simplefilter("ignore", DeprecationWarning)  # lest warnings stand above an error
     try:
         make_envs(config.env_id, 1).close()
     except (gym.error.Error, ImportError) as error:

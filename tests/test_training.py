@@ -563,8 +563,8 @@ def test_it_solves_its_task_also_in_other_units(name, units, wrap, quiet):
     np.testing.assert_allclose(sorted(history), sorted(recount), rtol=1e-5)
 
 
-def test_in_actor_critic_one_step_without_a_reward_is_no_division_by_0(wrap, quiet):
-    wrap(lambda env: TransformReward(env, lambda reward: 0 * reward))
-    module = load("actor_critic")
-    agent, _ = module.train(module.Config(env_id="OneStepDiscrete-v0", num_envs=1, num_steps=2, total_steps=200))
+@pytest.mark.parametrize("size, settings", [(0, {}), (1, dict(env_id="OneStepDiscrete-v0", num_envs=1, num_steps=2))])
+def test_in_actor_critic_rewards_of_0_and_a_single_step_are_no_division_by_0(size, settings, wrap, quiet):
+    wrap(lambda env: TransformReward(env, lambda reward: size * reward))
+    agent, _ = load("actor_critic").train(load("actor_critic").Config(total_steps=200, **settings))
     assert weights_of(agent).isfinite().all()

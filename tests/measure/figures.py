@@ -77,14 +77,12 @@ def draw_curves():
             scores = curves(rows, end)
             runs.add(len(scores))
             median = np.median(scores, 0)
+            axis.plot(steps, scores.T, color=colour, alpha=0.25, linewidth=0.5, zorder=1)
+            axis.plot(steps, median, color=colour, linewidth=3, zorder=2 + place)
             if program.startswith("sb3"):
-                axis.plot(steps, scores.T, color=colour, alpha=0.15, linewidth=0.5, zorder=1)
-                axis.plot(steps, median, color=colour, linewidth=3, zorder=1)
                 level = low + 0.45 * (high - low)
                 axis.text(steps[median >= level][0] + end / 30, level, name, color="#777777", va="top")
             else:
-                axis.plot(steps, scores.T, color=colour, alpha=0.25, linewidth=0.5)
-                axis.plot(steps, median, color=colour, linewidth=3, zorder=2 + place)
                 solved = np.median([int(row["solved_at_step"]) / 1000 for row in rows])
                 top = high + (0.06 + 0.08 * place) * (high - low)
                 axis.plot([solved, solved], [SOLVED[task], top], color=colour, linewidth=1)

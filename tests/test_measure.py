@@ -1,20 +1,32 @@
-"""What measures: the lists of edits still fit the scripts."""
+"""What measures: the edits still fit the scripts, and a task is solved when 20 scores average the threshold."""
+
+import sys
+from pathlib import Path
 
 import pytest
-from ablations import EDITS, edited_text
-from conftest import SCRIPTS
-from mutants import MUTANTS, mutated
+
+sys.path.insert(0, str(Path(__file__).parent / "measure"))
+
+from ablations import EDITS  # noqa: E402
+from runs import load, solved_at  # noqa: E402
 
 
-def test_every_edit_of_the_ablations_fits_the_scripts():
-    for _, scripts, pairs in EDITS:
-        for script in scripts:
-            compile(edited_text(script, pairs), script, "exec")
+@pytest.mark.parametrize("name, script, pairs", [(name, script, pairs) for name, scripts, pairs, _ in EDITS
+                                                 for script in scripts])
+def test_every_edit_fits_its_scripts(name, script, pairs):
+    assert load(script, pairs).__doc__ == load(script).__doc__
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_planted_bug_can_be_put_in(name):
-    bugs = [(bug, edits) for script, bug, _, edits in MUTANTS if script == name]
-    assert len(bugs) == len({bug for bug, _ in bugs}) > 20
-    for _, edits in bugs:
-        assert mutated(name, edits) != edited_text(name, ())
+@pytest.mark.parametrize("old", ["no such text", "agent"])
+def test_an_edit_must_fit_exactly_once(old):
+    with pytest.raises(ValueError, match="not once"):
+        load("ppo_discrete", [(old, "")])
+
+
+def test_solved_at_the_step_that_ends_the_first_20_good_episodes():
+    history = [(10 * n, 0.0) for n in range(1, 6)] + [(100 + n, 500.0) for n in range(1, 31)]
+    assert solved_at(history, 475) == 119  # 19 of 20 episodes have 500, which averages 475
+    assert solved_at(history, 476) == 120
+    assert solved_at(history[:23], 475) is None
+    assert solved_at(history[5:24], 475) is None  # only 19 episodes
+    assert solved_at([], 475) is None

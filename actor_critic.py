@@ -3,11 +3,11 @@
 # ///
 """Actor-critic with temporal difference (TD) errors, in one file.
 
-The policy π(a|s), or actor, gives the probability of action a in state s, which the code calls obs.
-The critic V(s) predicts the return: the sum of the rewards r that follow, where a reward k steps
-later counts γ^k times. After a step, r_t + γ V(s_{t+1}) predicts the same return as V(s_t), but
-with r_t known. So V(s_t) is trained towards it. The difference δ_t tells how much better the step
-went than expected.
+The policy π(a|s), or actor, gives the probability of action a in state s. The code calls a state
+obs. The critic V(s) predicts the return, which is the sum of the rewards that follow. In this sum,
+a reward k steps later is multiplied by γ^k. After step t, the target r_t + γ V(s_{t+1}) is a better
+prediction than V(s_t), since r_t is known. So V(s_t) is trained towards the target. The TD error
+δ_t tells how much better the step went than expected.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error             [1] Eq. 6.5
     ψ_t = (δ_t - mean of δ) / standard deviation of δ         weight of an action
@@ -15,10 +15,11 @@ went than expected.
           + ½ E[δ_t²]                                         loss of the critic
           - c E[H(π(·|s_t))]                                  entropy bonus        [2]
 
-E is the mean over the steps of one update. A step that makes L smaller makes an action more likely
-if ψ_t > 0, and less likely if ψ_t < 0. If an episode terminates, nothing follows, and V(s_{t+1})
-counts as 0. If its time is up, V(s_{t+1}) stands for what would have followed. The entropy H is
-high while the policy is undecided. README.md explains each line.
+E is the mean over the steps of one update, which are T steps of N environments. The target and ψ_t
+count as constants. Lowering L makes an action more likely if ψ_t > 0, and less likely if ψ_t < 0.
+If an episode terminates, nothing follows, and V(s_{t+1}) counts as 0. If its time is up, V(s_{t+1})
+stands for what would have followed. The entropy H is high while the policy is undecided. README.md
+explains each line.
 
 `python actor_critic.py` solves CartPole (average score 475) after about 18,500 of 100,000 steps.
 
@@ -54,20 +55,21 @@ class Config:
     gamma: float = 0.995  # discount of later rewards, below 1 if no episode ever terminates
     entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 64  # units of each network's hidden layer
-    seed: int = 0  # the same seed, machine and versions give the same scores
+    seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the observations of
-    the first reset, for good. The root mean square (rms) of feature - centre so far soon settles.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
+    observations, and never changes. rms, the root mean square of (feature - centre) so far, soon
+    settles. The factor 2 was found by trying.
     """
     def __init__(self, first_obs):
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
-        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))  # so rms is never 0
+        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))  # rms begins at 1
         self.count = nn.Buffer(torch.tensor(1e-8))
 
     def include(self, obs):
@@ -77,7 +79,7 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         rms = (self.square_sum / self.count).sqrt()
-        return (2 * (obs - self.centre) / rms).clamp(-10, 10)  # outliers do harm
+        return (2 * (obs - self.centre) / rms).clamp(-10, 10)  # limits outliers
 
 
 def mlp(size_in, hidden_size, size_out):
@@ -90,7 +92,7 @@ def mlp(size_in, hidden_size, size_out):
 
 
 class ActorCritic(nn.Module):
-    """The policy π(a|s) and the critic V(s): two networks without a common layer."""
+    """The policy π(a|s) and the critic V(s): two networks that share no layer."""
     def __init__(self, first_obs, n_actions, hidden_size):
         super().__init__()
         obs_dim = first_obs.shape[1]
@@ -120,19 +122,18 @@ class ActorCritic(nn.Module):
 class RolloutBuffer:
     """A rollout: T steps of N environments, as tensors whose first dimensions are (T, N).
 
-    next_obs[t] is what step t led to. Where step t ends an episode, the environment starts a new
-    one at once. Then next_obs[t] is the last observation of the old episode, and obs[t + 1] is the
-    first of the new one.
+    next_obs[t] is what step t led to, also at the end of an episode. There, obs[t + 1] is already
+    the first observation of the next episode.
     """
     def __init__(self, T, N, obs_dim):
         self.obs = torch.zeros(T, N, obs_dim)
         self.next_obs = torch.zeros(T, N, obs_dim)
         self.action = torch.zeros(T, N, dtype=torch.long)
         self.reward = torch.zeros(T, N)
-        self.terminated = torch.zeros(T, N, dtype=torch.bool)  # nothing follows, as the pole fell
+        self.terminated = torch.zeros(T, N, dtype=torch.bool)  # nothing follows
 
     def collect(self, envs, agent, obs):
-        """Plays T steps from obs (N, obs_dim) on.
+        """Plays T steps, starting from obs (N, obs_dim).
 
         Returns the observations to go on from, and the scores of the episodes that ended.
         """
@@ -145,7 +146,7 @@ class RolloutBuffer:
             self.action[t] = torch.as_tensor(action)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
-            for n in np.flatnonzero(terminated | truncated):  # obs is already of a new episode
+            for n in np.flatnonzero(terminated | truncated):  # here obs is of the next episode
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -155,15 +156,15 @@ def td_error(reward, value, next_value, terminated, gamma):
     """The TD errors δ_t. All tensors are (T, N)."""
     assert reward.shape == value.shape == next_value.shape == terminated.shape
     target = reward + gamma * next_value * ~terminated
-    return target.detach() - value  # no gradient flows through the target
+    return target.detach() - value  # V moves to the target, and not the target to V
 
 
 def actor_critic_loss(pi, action, delta, entropy_coef):
     """The loss L and the entropy. All tensors are (T, N)."""
-    psi = delta.detach()  # only a weight: through it, the policy must not train the critic
+    psi = delta.detach()  # a constant, as the policy's loss must not train the critic
     psi = (psi - psi.mean()) / (psi.std() + 1e-8)
     log_prob = pi.log_prob(action)
-    assert log_prob.shape == psi.shape
+    assert log_prob.shape == psi.shape  # other shapes would broadcast
     policy_loss = -(psi * log_prob).mean()
     critic_loss = delta.square().mean()
     entropy = pi.entropy().mean()
@@ -178,7 +179,7 @@ def update(agent, optimizer, buffer, config):
     delta = td_error(buffer.reward, value, next_value, buffer.terminated, config.gamma)
     pi = agent.pi(buffer.obs)
     loss, entropy = actor_critic_loss(pi, buffer.action, delta, config.entropy_coef)
-    optimizer.zero_grad()
+    agent.zero_grad()
     loss.backward()
     clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
@@ -190,16 +191,16 @@ def train(config):
 
     Ctrl-C ends the training early.
     """
-    assert config.num_envs * config.num_steps > 1  # one TD error has no standard deviation
+    assert config.num_envs * config.num_steps > 1  # one error has no deviation
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # V learns numbers of about 1 best
+        envs = NormalizeReward(envs, config.gamma)  # divides rewards by the returns' spread for V
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         first_obs = torch.Tensor(obs)  # (N, obs_dim)
         agent = ActorCritic(first_obs, envs.single_action_space.n, config.hidden_size)
-        optimizer = optim.Adam(agent.parameters(), config.learning_rate, fused=True)  # fused: fast
+        optimizer = optim.Adam(agent.parameters(), config.learning_rate)
         env_step = 0
-        buffer = RolloutBuffer(config.num_steps, *first_obs.shape)
+        buffer = RolloutBuffer(config.num_steps, config.num_envs, obs.shape[1])
         history = []
         next_report = 0
         try:
@@ -210,11 +211,11 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += config.num_envs * config.num_steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))
+                agent.scale.include(buffer.obs.flatten(0, 1))  # this changes π and V a little
                 entropy = update(agent, optimizer, buffer, config)
 
-                if env_step >= next_report or env_step >= config.total_steps:
-                    next_report = env_step + config.total_steps / 20
+                if env_step >= next_report:
+                    next_report = min(env_step + config.total_steps / 20, config.total_steps)
                     report(config, env_step, history, entropy)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
@@ -225,12 +226,12 @@ def train(config):
 
 
 def make_envs(env_id, num_envs, **options):
-    """N environments with flat observations, which start a new episode as soon as one is done."""
+    """N environments with flat observations. The step that ends an episode starts the next."""
     envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync",
                         vector_kwargs=dict(autoreset_mode=AutoresetMode.SAME_STEP),
                         wrappers=[FlattenObservation], **options)
     space = envs.single_action_space
-    assert isinstance(space, gym.spaces.Discrete) and space.start == 0, f"not Discrete: {space}"
+    assert isinstance(space, gym.spaces.Discrete) and space.start == 0, space
     return RecordEpisodeStatistics(envs)  # scores of finished episodes, in info
 
 
@@ -243,7 +244,7 @@ def report(config, env_step, history, entropy):
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
-    """Returns the score of an episode in each environment (N,), of at most 10,000 steps."""
+    """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
     obs, _ = envs.reset(seed=1000 * seed + 500)  # other episodes than in training
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
@@ -257,21 +258,21 @@ def evaluate(agent, envs, greedy=True, seed=0):
 
 
 def read_flags():
-    """Returns the settings of the command line."""
+    """Returns the Config that the command line describes."""
     source = open(__file__, encoding="utf-8").read()
-    comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # those of Config
+    comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     for field in fields(Config):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type,
                             default=field.default,
-                            help=f"{comments[field.name]} (default: {field.default!r})")
+                            help=f"{comments.get(field.name, '')} (default: {field.default!r})")
     return Config(**vars(parser.parse_args()))
 
 
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-    in_a_notebook = "get_ipython" in globals()  # whose command line is not ours
+    in_a_notebook = "get_ipython" in globals()  # there, sys.argv is the kernel's
     config = Config() if in_a_notebook else read_flags()
     agent, _ = train(config)
     if config.eval_episodes > 0:

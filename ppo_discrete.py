@@ -3,12 +3,13 @@
 # ///
 """PPO (Proximal Policy Optimization) for discrete actions, in one file.
 
-The policy π(a|s) gives the probability of action a in state s, which the code calls obs. The critic
-V(s) predicts the return: the sum of the rewards r that follow, where a reward k steps later counts
-γ^k times.
+The policy π(a|s) gives the probability of action a in state s. The code calls a state obs. The
+critic V(s) predicts the return, which is the sum of the rewards that follow. In this sum, a reward
+k steps later is multiplied by γ^k.
 
-PPO repeats two things. It plays N environments for T steps, which is a rollout. Then it learns from
-the rollout in several passes, called epochs. π_old and V_old are policy and critic before them.
+PPO repeats two things. It plays N environments for T steps, which make a rollout. Then it learns
+from the rollout in several passes, called epochs. π_old and V_old are the policy and the critic
+before the first epoch.
 
     δ_t = r_t + γ V_old(s_{t+1}) - V_old(s_t)         TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                            advantage           [1] Eq. 11, [2] Eq. 16
@@ -18,10 +19,12 @@ the rollout in several passes, called epochs. π_old and V_old are policy and cr
           + ½ E[(V(s_t) - R_t)²]                      loss of the critic  [1] Eq. 9
           - c E[H(π(·|s_t))]                          entropy bonus       [1] Eq. 9
 
-E is the mean over the steps of a minibatch. Â_t says how much better action a_t turned out than
-V_old expected. If it was better, L falls as ρ_t rises, up to 1+ε. If it was worse, L falls as ρ_t
-falls, down to 1-ε. Beyond, there is nothing to gain, since the rollout tells little about a policy
-far from π_old. The entropy H is high while the policy is undecided. README.md explains each line.
+Â_t says how much better action a_t turned out than V_old expected. λ lies between 0 and 1. If an
+episode ends with step t, Â_{t+1} counts as 0. If it terminates, V_old(s_{t+1}) does, too. E is the
+mean over a minibatch of steps. In it, Â_t is first shifted to mean 0 and scaled to deviation 1. If
+Â_t > 0, L falls as ρ_t rises, up to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. Going
+further brings nothing, as the rollout tells little about policies far from π_old. The entropy H is
+high while the policy is undecided. README.md explains each line.
 
 `python ppo_discrete.py` solves CartPole (average score 475) after about 12,500 of 30,000 steps.
 
@@ -60,11 +63,11 @@ class Config:
     learning_rate: float = 1e-2  # initial learning rate of Adam, which falls linearly to 0
     max_grad_norm: float = 1.0  # a longer gradient is shortened to this
     gamma: float = 0.995  # discount of later rewards, below 1 if no episode ever terminates
-    gae_lambda: float = 0.97  # lambda: 0 trusts the critic most, 1 the rewards
+    gae_lambda: float = 0.97  # lambda, at 0 the critic is trusted most, at 1 the rewards
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c, weight of the entropy bonus, which falls linearly to 0
     hidden_size: int = 32  # units of each network's hidden layer
-    seed: int = 0  # the same seed, machine and versions give the same scores
+    seed: int = 0  # the same seed gives the same scores, on the same machine
     save: str = ""  # checkpoint file to write, at every printed line and on Ctrl-C
     load: str = ""  # checkpoint file to resume from
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
@@ -74,13 +77,14 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the observations of
-    the first reset, for good. The root mean square (rms) of feature - centre so far soon settles.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
+    observations, and never changes. rms, the root mean square of (feature - centre) so far, soon
+    settles. The factor 2 was found by trying.
     """
     def __init__(self, first_obs):
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
-        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))  # so rms is never 0
+        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))  # rms begins at 1
         self.count = nn.Buffer(torch.tensor(1e-8))
 
     def include(self, obs):
@@ -90,7 +94,7 @@ class ObsScale(nn.Module):
 
     def forward(self, obs):
         rms = (self.square_sum / self.count).sqrt()
-        return (2 * (obs - self.centre) / rms).clamp(-10, 10)  # outliers do harm
+        return (2 * (obs - self.centre) / rms).clamp(-10, 10)  # limits outliers
 
 
 def mlp(size_in, hidden_size, size_out):
@@ -103,7 +107,7 @@ def mlp(size_in, hidden_size, size_out):
 
 
 class ActorCritic(nn.Module):
-    """The policy π(a|s) and the critic V(s): two networks without a common layer."""
+    """The policy π(a|s) and the critic V(s): two networks that share no layer."""
     def __init__(self, first_obs, n_actions, hidden_size):
         super().__init__()
         obs_dim = first_obs.shape[1]
@@ -133,20 +137,19 @@ class ActorCritic(nn.Module):
 class RolloutBuffer:
     """A rollout: T steps of N environments, as tensors whose first dimensions are (T, N).
 
-    next_obs[t] is what step t led to. Where step t ends an episode, the environment starts a new
-    one at once. Then next_obs[t] is the last observation of the old episode, and obs[t + 1] is the
-    first of the new one.
+    next_obs[t] is what step t led to, also at the end of an episode. There, obs[t + 1] is already
+    the first observation of the next episode.
     """
     def __init__(self, T, N, obs_dim):
         self.obs = torch.zeros(T, N, obs_dim)
         self.next_obs = torch.zeros(T, N, obs_dim)
         self.action = torch.zeros(T, N, dtype=torch.long)
         self.reward = torch.zeros(T, N)
-        self.terminated = torch.zeros(T, N, dtype=torch.bool)  # nothing follows, as a pole fell
+        self.terminated = torch.zeros(T, N, dtype=torch.bool)  # nothing follows
         self.done = torch.zeros(T, N, dtype=torch.bool)  # terminated, or truncated as time is up
 
     def collect(self, envs, agent, obs):
-        """Plays T steps from obs (N, obs_dim) on.
+        """Plays T steps, starting from obs (N, obs_dim).
 
         Returns the observations to go on from, and the scores of the episodes that ended.
         """
@@ -161,7 +164,7 @@ class RolloutBuffer:
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
             self.done[t] = torch.as_tensor(done)
-            for n in np.flatnonzero(done):  # obs is already of a new episode
+            for n in np.flatnonzero(done):  # here obs is of the next episode
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -171,7 +174,7 @@ def compute_gae(reward, value, next_value, terminated, done, gamma, gae_lambda):
     """Generalized advantage estimates Â, computed backwards in time. All tensors are (T, N)."""
     assert reward.shape == value.shape == next_value.shape == terminated.shape == done.shape
     delta = reward + gamma * next_value * ~terminated - value
-    advantage = delta.clone()  # beyond the last row, Â counts as 0
+    advantage = delta.clone()  # in the last row, no later TD error is known
     for t in reversed(range(len(delta) - 1)):
         advantage[t] += gamma * gae_lambda * advantage[t + 1] * ~done[t]
     return advantage
@@ -182,7 +185,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # how far π is from π_old [3], only for the report
+    kl = (ratio - 1 - log_ratio).mean()  # an estimate [3], only for the report
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     critic_loss = (value - return_).square().mean()
@@ -193,23 +196,23 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
 
 @torch.no_grad()
 def make_batch(buffer, agent, config):
-    """Returns the T * N steps in one row: obs, action, log π_old(a|s), Â_t and R_t."""
-    old_log_prob = agent.pi(buffer.obs).log_prob(buffer.action)  # π is still π_old
+    """Returns obs, action, log π_old(a|s), Â_t and R_t of all B = T * N steps."""
+    old_log_prob = agent.pi(buffer.obs).log_prob(buffer.action)  # (T, N), π is still π_old
     value = agent.value(buffer.obs)  # (T, N)
     next_value = agent.value(buffer.next_obs)
     advantage = compute_gae(buffer.reward, value, next_value, buffer.terminated, buffer.done,
                             config.gamma, config.gae_lambda)
     return_ = advantage + value
     columns = buffer.obs, buffer.action, old_log_prob, advantage, return_
-    return [x.flatten(0, 1) for x in columns]
+    return [x.flatten(0, 1) for x in columns]  # (T, N, ...) -> (B, ...)
 
 
 def update(agent, optimizer, batch, entropy_coef, config):
     """Learns from a batch. Returns the KL and the entropy of the last minibatch."""
     for _ in range(config.epochs):
         order = torch.randperm(len(batch[0]))
-        for minibatch in order.tensor_split(config.num_minibatches):  # indices of steps
-            obs, action, old_log_prob, advantage, return_ = [x[minibatch] for x in batch]
+        for indices in order.tensor_split(config.num_minibatches):
+            obs, action, old_log_prob, advantage, return_ = [x[indices] for x in batch]
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             loss, kl, entropy = ppo_loss(agent.pi(obs), agent.value(obs), action, old_log_prob,
                                          advantage, return_, config.clip_eps, entropy_coef)
@@ -226,20 +229,20 @@ def train(config):
     Ctrl-C ends the training early.
     """
     assert config.epochs > 0
-    assert 0 < 2 * config.num_minibatches <= config.num_envs * config.num_steps  # two each
+    assert 2 * config.num_minibatches <= config.num_envs * config.num_steps  # two steps in each
     if config.save and config.save != config.load and os.path.exists(config.save):
         raise FileExistsError(f"save={config.save!r} would overwrite a file that was not loaded")
 
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # V learns numbers of about 1 best
+        envs = NormalizeReward(envs, config.gamma)  # divides rewards by the returns' spread for V
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         first_obs = torch.Tensor(obs)  # (N, obs_dim)
         agent = ActorCritic(first_obs, envs.single_action_space.n, config.hidden_size)
-        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # see below
+        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # defined below
         env_step = load(config, agent, optimizer, envs) if config.load else 0
-        save(config, agent, optimizer, envs, env_step)  # now, so that a wrong path fails at once
-        buffer = RolloutBuffer(config.num_steps, *first_obs.shape)
+        save(config, agent, optimizer, envs, env_step)  # so that a wrong path fails at once
+        buffer = RolloutBuffer(config.num_steps, config.num_envs, obs.shape[1])
         history = []
         next_report = env_step
         try:
@@ -251,12 +254,12 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += config.num_envs * config.num_steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))
+                agent.scale.include(buffer.obs.flatten(0, 1))  # this changes π and V a little
                 batch = make_batch(buffer, agent, config)
                 kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
 
-                if env_step >= next_report or env_step >= config.total_steps:
-                    next_report = env_step + config.total_steps / 20
+                if env_step >= next_report:
+                    next_report = min(env_step + config.total_steps / 20, config.total_steps)
                     report(config, env_step, history, kl, entropy)
                     save(config, agent, optimizer, envs, env_step)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
@@ -269,12 +272,12 @@ def train(config):
 
 
 class Adam(optim.Adam):
-    """optim.Adam without its decorators, which would import torch's compiler for a second."""
+    """optim.Adam without the decorators that import torch's compiler, which takes a second."""
     add_param_group = inspect.unwrap(optim.Adam.add_param_group)
     step = torch.no_grad()(inspect.unwrap(optim.Adam.step))
 
 
-# The command line takes these settings for any --env-id but CartPole-v1. In Python, write
+# The command line has these defaults for any --env-id but CartPole-v1. In Python, write
 # Config(**OTHER_TASKS | dict(env_id="LunarLander-v3")).
 OTHER_TASKS = dict(
     total_steps=500_000,
@@ -290,12 +293,12 @@ OTHER_TASKS = dict(
 
 
 def make_envs(env_id, num_envs, **options):
-    """N environments with flat observations, which start a new episode as soon as one is done."""
+    """N environments with flat observations. The step that ends an episode starts the next."""
     envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync",
                         vector_kwargs=dict(autoreset_mode=AutoresetMode.SAME_STEP),
                         wrappers=[FlattenObservation], **options)
     space = envs.single_action_space
-    assert isinstance(space, gym.spaces.Discrete) and space.start == 0, f"not Discrete: {space}"
+    assert isinstance(space, gym.spaces.Discrete) and space.start == 0, space
     return RecordEpisodeStatistics(envs)  # scores of finished episodes, in info
 
 
@@ -308,7 +311,7 @@ def report(config, env_step, history, kl, entropy):
 
 
 def save(config, agent, optimizer, envs, env_step):
-    """Writes the checkpoint config.save, under another name first, so that a crash spares it."""
+    """Writes config.save, under another name first, so that a crash leaves the old file whole."""
     if config.save:
         returns = {name: float(x) for name, x in vars(envs.return_rms).items()}  # mean, var, count
         checkpoint = dict(env_step=env_step, agent=agent.state_dict(),
@@ -318,7 +321,7 @@ def save(config, agent, optimizer, envs, env_step):
 
 
 def load(config, agent, optimizer, envs):
-    """Restores the checkpoint config.load. Returns its env_step. Raises torch's errors."""
+    """Restores the checkpoint config.load. Returns its env_step."""
     checkpoint = torch.load(config.load, weights_only=True)  # a stranger's file cannot run code
     agent.load_state_dict(checkpoint["agent"])
     optimizer.load_state_dict(checkpoint["optimizer"])
@@ -327,7 +330,7 @@ def load(config, agent, optimizer, envs):
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
-    """Returns the score of an episode in each environment (N,), of at most 10,000 steps."""
+    """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
     obs, _ = envs.reset(seed=1000 * seed + 500)  # other episodes than in training
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
@@ -341,17 +344,17 @@ def evaluate(agent, envs, greedy=True, seed=0):
 
 
 def read_flags():
-    """Returns the settings of the command line."""
+    """Returns the Config that the command line describes."""
     source = open(__file__, encoding="utf-8").read()
-    comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # those of Config
+    comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
     others = ", ".join(f"{name} {value}" for name, value in OTHER_TASKS.items())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
                                      epilog=f"The defaults for any other --env-id: {others}.")
     for field in fields(Config):
         kind = dict(action="store_true") if field.type is bool else dict(type=field.type)
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
-                            help=f"{comments[field.name]} (default: {field.default!r})")
-    if parser.parse_args().env_id != Config.env_id:
+                            help=f"{comments.get(field.name, '')} (default: {field.default!r})")
+    if parser.parse_args().env_id != Config.env_id:  # then parse once more, with other defaults
         parser.set_defaults(**OTHER_TASKS)
     return Config(**vars(parser.parse_args()))
 
@@ -359,7 +362,7 @@ def read_flags():
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-    in_a_notebook = "get_ipython" in globals()  # whose command line is not ours
+    in_a_notebook = "get_ipython" in globals()  # there, sys.argv is the kernel's
     config = Config() if in_a_notebook else read_flags()
     agent, _ = train(config)
     if config.eval_episodes > 0:

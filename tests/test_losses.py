@@ -87,31 +87,6 @@ def test_greedy_actions_are_the_most_likely_ones_and_others_are_drawn(name):
         np.testing.assert_allclose(np.bincount(drawn, minlength=2) / 4000, pi.probs, atol=0.04)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_actions_do_not_depend_on_the_type_of_the_observations(name, dtype):
-    agent, obs = new_agent(name), np.random.randint(-9, 9, 4)
-    np.testing.assert_allclose(agent.act(obs.astype(dtype), greedy=True), agent.act(obs.astype(float), greedy=True))
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_at_first_the_policy_prefers_no_action(name):
-    module, first_obs = load(name), torch.randn(5, 4)
-    network = module.Policy if name == "reinforce" else module.ActorCritic
-    pi = network(first_obs, 2, 32, *([0.0] if name == "ppo_continuous" else [])).pi(first_obs)
-    mean = pi.mean if name == "ppo_continuous" else pi.logits - pi.logits.mean(-1, keepdim=True)
-    bias = 1 / math.sqrt(32)  # torch draws biases up to this
-    assert mean.abs().max() < bias + 0.05
-
-
-@pytest.mark.parametrize("name", ["ppo_discrete", "ppo_continuous", "actor_critic"])
-def test_neither_network_disturbs_the_other(name):
-    agent = new_agent(name)
-    agent.value(torch.randn(9, 4)).sum().backward()
-    assert all(weights.grad is None for weights in agent.policy.parameters())
-    assert all(weights.grad is not None for weights in agent.critic.parameters())
-
-
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("offset", [0.0, 293.15, -5000.0])
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -134,3 +109,11 @@ def test_a_feature_that_never_changes_is_0_and_an_outlier_is_clipped(name):
     scale = load(name).ObsScale(obs[:2])
     scale.include(obs)
     assert scale(obs).eq(0).all() and scale(obs + torch.tensor([1e3, -1e3])).tolist() == [[10, -10]] * 10
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_at_first_the_policy_hardly_depends_on_the_state(name):
+    module, first_obs = load(name), torch.randn(5, 4)
+    network = module.Policy if name == "reinforce" else module.ActorCritic
+    agent = network(first_obs, 2, 8, *([0.0] if name == "ppo_continuous" else []))
+    assert agent.policy(first_obs).std(0).max() < 0.01

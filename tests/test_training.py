@@ -147,20 +147,13 @@ def test_all_environments_are_closed_whatever_ends_the_run(name, kind, corridor,
     assert sum(event == "close" for event, _ in log) == (1 if name == "reinforce" else 3)
 
 
-@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("limit, end, score", [(4, 2, 2), (None, None, 10_000)])  # the second episodes have 4 steps
 @pytest.mark.parametrize("name", ROLLOUT)
-def test_evaluate_plays_one_episode_in_each_environment(name, greedy, corridor):
+def test_evaluate_plays_an_episode_of_at_most_10_000_steps_in_each_environment(name, limit, end, score, corridor):
     module = load(name)
     agent, _ = module.train(config_of(name, total_steps=0, env_id=corridor(name)))
-    envs = module.make_envs(corridor(name, 4, end=2, odd=True), 3)
-    assert module.evaluate(agent, envs, greedy).tolist() == [2, 2, 2]  # the second episodes would have 4 steps
-
-
-@pytest.mark.parametrize("name", ROLLOUT)
-def test_the_evaluation_of_an_endless_episode_ends(name, corridor):
-    module = load(name)
-    agent, _ = module.train(config_of(name, total_steps=0, env_id=corridor(name)))
-    assert module.evaluate(agent, module.make_envs(corridor(name, None), 1)).tolist() == [10_000]
+    envs = module.make_envs(corridor(name, limit, end=end, odd=True), 2)
+    assert module.evaluate(agent, envs).tolist() == [score, score]
 
 
 @pytest.mark.parametrize("low, high", [(-2.0, 2.0), (0.1, 0.7), (-1000.0, 3.0)])

@@ -1,8 +1,7 @@
 """Runs of two updates, against the same runs computed from the equations, a step of one environment at a time.
 
-The slow versions play the same environments with the same random numbers. They take nothing of the scripts but the
-first weights. Half of the episodes terminate after 3 steps, and the others are truncated after 5. If any line of a script is
-wrong, or two arguments of a call are swapped, the weights differ in the end. All numbers are float64.
+The slow versions play the same environments with the same random numbers, and take nothing of the scripts but the first
+weights. Half of the episodes terminate after 3 steps, and the others are truncated after 5. All numbers are float64.
 """
 
 import math

@@ -11,8 +11,7 @@ An action is a vector of real numbers, each with a Gaussian of its own. A networ
 The logarithm of each standard deviation σ is learned, too, and is the same in all states.
 
 PPO repeats two things. It plays N environments for T steps, which make a rollout. Then it learns
-from the rollout in several passes, called epochs. π_old and V_old are the policy and the critic
-before the first epoch.
+from the rollout in several passes, called epochs. π_old and V_old are π and V before the first.
 
     δ_t = r_t + γ V_old(s_{t+1}) - V_old(s_t)         TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                            advantage           [1] Eq. 11, [2] Eq. 16
@@ -22,12 +21,11 @@ before the first epoch.
           + ½ E[(V(s_t) - R_t)²]                      loss of the critic  [1] Eq. 9
           - c E[H(π(·|s_t))]                          entropy bonus       [1] Eq. 9
 
-Â_t says how much better action a_t turned out than V_old expected. λ lies between 0 and 1. If an
-episode ends with step t, Â_{t+1} counts as 0. If it terminates, V_old(s_{t+1}) does, too. E is the
-mean over a minibatch of steps. In it, Â_t is first shifted to mean 0 and scaled to deviation 1. If
-Â_t > 0, L falls as ρ_t rises, up to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. Going
-further brings nothing, as the rollout tells little about policies far from π_old. The entropy H is
-high while the policy is undecided. README.md explains each line.
+Â_t says how much better action a_t turned out than V_old expected. If an episode ends with step t,
+Â_{t+1} counts as 0. If it terminates, V_old(s_{t+1}) does, too. E is the mean over a minibatch, in
+which Â_t is first shifted to mean 0 and scaled to deviation 1. If Â_t > 0, L falls as ρ_t rises, up
+to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. The rollout tells little about policies that
+are further from π_old. The entropy H is high while π is undecided. README.md explains each line.
 
 `python ppo_continuous.py` solves Pendulum (average score -200) after about 16,000 of 100,000 steps.
 
@@ -66,7 +64,7 @@ class Config:
     learning_rate: float = 1e-3  # initial learning rate of Adam, which falls linearly to 0
     max_grad_norm: float = 1.0  # a longer gradient is shortened to this
     gamma: float = 0.98  # discount of later rewards, below 1 if no episode ever terminates
-    gae_lambda: float = 0.9  # lambda, at 0 the critic is trusted most, at 1 the rewards
+    gae_lambda: float = 0.9  # lambda, from 0 (trusts the critic) to 1 (trusts the rewards)
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c, weight of the entropy bonus, which falls linearly to 0
     init_log_std: float = 0.5  # initial logarithm of sigma

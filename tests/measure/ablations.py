@@ -60,12 +60,14 @@ edit("entropy with the wrong sign, coefficient 0.01", PPO, ("- entropy_coef * en
 if __name__ == "__main__":
     parser = parser_of(__doc__, [0, 9])
     parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--script", nargs="+", choices=SCRIPTS, default=SCRIPTS)
     options = parser.parse_args()
     half = {"ppo_continuous": "--total-steps 50000"}  # half a run tells enough
     jobs = {(script, name, seed): (measure, dict(script=script, seed=seed, edits=pairs,
                                                  flags=f"{half.get(script, '')} {flags}"))
             for name, scripts, pairs, flags in EDITS if options.only in name
-            for script in scripts for seed in range(options.seeds[0], options.seeds[1] + 1)}
+            for script in scripts if script in options.script
+            for seed in range(options.seeds[0], options.seeds[1] + 1)}
     rows = run_all(jobs, options.csv or RESULTS / "ablations.csv", RUN_COLUMNS, options.processes)
     lines, runs = [], group(rows, "variant", "script")
     for name in dict.fromkeys(name for name, *_ in EDITS if options.only in name):

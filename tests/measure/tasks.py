@@ -12,8 +12,6 @@ import time
 
 import numpy as np
 from runs import RESULTS, floats, group, load, measure, parser_of, print_table, run_all
-from stable_baselines3 import PPO
-from stable_baselines3.common import env_util, evaluation, vec_env
 
 TASKS = {"LunarLander-v3": "ppo_discrete", "Acrobot-v1": "ppo_discrete", "MountainCar-v0": "ppo_discrete",
          "FrozenLake-v1": "ppo_discrete", "Taxi-v4": "ppo_discrete", "BipedalWalker-v3": "ppo_continuous",

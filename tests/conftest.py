@@ -105,15 +105,12 @@ def corridor(register):
 @pytest.fixture
 def run_main(monkeypatch, capsys):
     """run_main(script, "--flag value") is the command line. Returns what was printed."""
-
     def run(name, words=""):
-        module = load(name) if isinstance(name, str) else name
         capsys.readouterr()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["script.py", *words.split()])
-            module.main()
+            load(name).main()
         return capsys.readouterr().out
-
     return run
 
 
@@ -123,4 +120,3 @@ def same_state(monkeypatch, tmp_path):
     torch.manual_seed(0)
     np.random.seed(0)
     monkeypatch.chdir(tmp_path)
-    yield

@@ -183,12 +183,9 @@ def test_a_wrong_flag_is_named(name, words, message, run_main, capsys):
     assert message in capsys.readouterr().err
 
 
-SIZES = [("num_envs", 0, ROLLOUT), ("num_steps", 0, ROLLOUT), ("num_steps", -8, ROLLOUT), ("num_episodes", 1, ["reinforce"]),
-         ("epochs", 0, PPO), ("num_minibatches", 0, PPO), ("num_minibatches", 13, PPO)]
-SIZES = [(name, setting, value) for setting, value, names in SIZES for name in names]
-
-
-@pytest.mark.parametrize("name, setting, value", SIZES)
+@pytest.mark.parametrize("name, setting, value", [(name, setting, value) for setting, value, names in (
+    ("num_envs", 0, ROLLOUT), ("num_steps", 0, ROLLOUT), ("num_steps", -8, ROLLOUT), ("num_episodes", 1, ["reinforce"]),
+    ("epochs", 0, PPO), ("num_minibatches", 0, PPO), ("num_minibatches", 13, PPO)) for name in names])
 def test_sizes_that_would_hang_or_learn_nothing_are_refused(name, setting, value):
     with pytest.raises((AssertionError, RuntimeError)):
         load(name).train(config_of(name, **{setting: value}))

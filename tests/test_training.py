@@ -124,10 +124,9 @@ class Failing(Interrupted):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ctrl_c_returns_what_was_learned(name, corridor, capsys):
-    log, module = [], load(name)
-    config = config_of(name, env_id=corridor(name, kind=Interrupted, log=log, noise=1.0))
-    agent, history = module.train(config)
-    steps = 24 if name in ROLLOUT else 30  # of whole rollouts, or of whole sets of episodes
+    module = load(name)
+    agent, history = module.train(config_of(name, env_id=corridor(name, kind=Interrupted, noise=1.0)))
+    steps = 72 if name in ROLLOUT else 30  # of whole rollouts, or of whole episodes
     assert capsys.readouterr().out.splitlines()[-1] == f"stopped at step {steps}"
     assert max(step for step, _ in history) <= steps
     untrained, _ = module.train(config_of(name, env_id=corridor(name), total_steps=0))

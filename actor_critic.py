@@ -193,7 +193,7 @@ def train(config):
     """
     assert config.num_envs * config.num_steps > 1  # one error has no deviation
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # divides rewards by the returns' spread for V
+        envs = NormalizeReward(envs, config.gamma)  # so that V predicts numbers of about 1
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         first_obs = torch.Tensor(obs)  # (N, obs_dim)
@@ -211,7 +211,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += config.num_envs * config.num_steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # this changes π and V a little
+                agent.scale.include(buffer.obs.flatten(0, 1))  # before pi, as this changes π
                 entropy = update(agent, optimizer, buffer, config)
 
                 if env_step >= next_report:

@@ -191,7 +191,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # an estimate [3], only for the report
+    kl = (ratio - 1 - log_ratio).mean()  # -log_ratio on average, with less noise [3]
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     critic_loss = (value - return_).square().mean()
@@ -240,13 +240,13 @@ def train(config):
         raise FileExistsError(f"save={config.save!r} would overwrite a file that was not loaded")
 
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # divides rewards by the returns' spread for V
+        envs = NormalizeReward(envs, config.gamma)  # so that V predicts numbers of about 1
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         first_obs = torch.Tensor(obs)  # (N, obs_dim)
         action_dim = envs.single_action_space.shape[0]
         agent = ActorCritic(first_obs, action_dim, config.hidden_size, config.init_log_std)
-        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # defined below
+        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # Adam as below
         env_step = load(config, agent, optimizer, envs) if config.load else 0
         save(config, agent, optimizer, envs, env_step)  # so that a wrong path fails at once
         buffer = RolloutBuffer(config.num_steps, config.num_envs, obs.shape[1], action_dim)
@@ -261,7 +261,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += config.num_envs * config.num_steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # this changes π and V a little
+                agent.scale.include(buffer.obs.flatten(0, 1))  # before π_old, as this changes π
                 batch = make_batch(buffer, agent, config)
                 kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
 

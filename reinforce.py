@@ -127,7 +127,7 @@ def compute_returns(reward, gamma):
 
 def subtract_baseline(returns):
     """The differences G_t - b_t of N episodes. returns and differences are lists of N tensors."""
-    baseline = pad_sequence(returns).mean(1)  # over shorter episodes' zeros, too
+    baseline = pad_sequence(returns).mean(1)  # (longest T,), with 0 beyond an episode's end
     return [return_ - baseline[:len(return_)] for return_ in returns]
 
 
@@ -144,7 +144,7 @@ def update(agent, optimizer, episodes, config):
     action = torch.cat([action for _, action, _ in episodes])  # (B,)
     returns = [compute_returns(reward, config.gamma) for _, _, reward in episodes]
     difference = torch.cat(subtract_baseline(returns))  # (B,)
-    agent.scale.include(obs)  # before pi, as it changes π a little
+    agent.scale.include(obs)  # before pi, as this changes π a little
     pi = agent.pi(obs)
     loss = reinforce_loss(pi, action, difference)
     agent.zero_grad()

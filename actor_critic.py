@@ -60,7 +60,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations, as networks learn best from numbers of about 1.
+    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
     observations, and never changes. rms, the root mean square of (feature - centre) so far, soon
@@ -69,8 +69,8 @@ class ObsScale(nn.Module):
     def __init__(self, first_obs):
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
-        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))  # rms begins at 1
-        self.count = nn.Buffer(torch.tensor(1e-8))
+        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
+        self.count = nn.Buffer(torch.tensor(1e-8))  # so rms begins at 1e-8 / 1e-8 = 1
 
     def include(self, obs):
         """Includes observations (B, obs_dim) in rms."""
@@ -146,7 +146,7 @@ class RolloutBuffer:
             self.action[t] = torch.as_tensor(action)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
-            for n in np.flatnonzero(terminated | truncated):  # here obs is of the next episode
+            for n in np.flatnonzero(terminated | truncated):  # info is of the old episode
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores

@@ -73,7 +73,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations, as networks learn best from numbers of about 1.
+    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
     observations, and never changes. rms, the root mean square of (feature - centre) so far, soon
@@ -82,8 +82,8 @@ class ObsScale(nn.Module):
     def __init__(self, first_obs):
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
-        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))  # rms begins at 1
-        self.count = nn.Buffer(torch.tensor(1e-8))
+        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
+        self.count = nn.Buffer(torch.tensor(1e-8))  # so rms begins at 1e-8 / 1e-8 = 1
 
     def include(self, obs):
         """Includes observations (B, obs_dim) in rms."""
@@ -162,7 +162,7 @@ class RolloutBuffer:
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
             self.done[t] = torch.as_tensor(done)
-            for n in np.flatnonzero(done):  # here obs is of the next episode
+            for n in np.flatnonzero(done):  # obs is of the next episode, info of the old one
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -183,7 +183,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     log_ratio = pi.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # -log_ratio on average, with less noise [3]
+    kl = (ratio - 1 - log_ratio).mean()  # ratio - 1, which is 0 on average, takes out noise [3]
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     critic_loss = (value - return_).square().mean()
@@ -237,7 +237,7 @@ def train(config):
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         first_obs = torch.Tensor(obs)  # (N, obs_dim)
         agent = ActorCritic(first_obs, envs.single_action_space.n, config.hidden_size)
-        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # Adam as below
+        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # torch's, faster
         env_step = load(config, agent, optimizer, envs) if config.load else 0
         save(config, agent, optimizer, envs, env_step)  # so that a wrong path fails at once
         buffer = RolloutBuffer(config.num_steps, config.num_envs, obs.shape[1])

@@ -54,7 +54,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations, as networks learn best from numbers of about 1.
+    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
     observations, and never changes. rms, the root mean square of (feature - centre) so far, soon
@@ -63,8 +63,8 @@ class ObsScale(nn.Module):
     def __init__(self, first_obs):
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
-        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))  # rms begins at 1
-        self.count = nn.Buffer(torch.tensor(1e-8))
+        self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
+        self.count = nn.Buffer(torch.tensor(1e-8))  # so rms begins at 1e-8 / 1e-8 = 1
 
     def include(self, obs):
         """Includes observations (B, obs_dim) in rms."""
@@ -144,7 +144,7 @@ def update(agent, optimizer, episodes, config):
     action = torch.cat([action for _, action, _ in episodes])  # (B,)
     returns = [compute_returns(reward, config.gamma) for _, _, reward in episodes]
     difference = torch.cat(subtract_baseline(returns))  # (B,)
-    agent.scale.include(obs)  # before pi, as this changes π a little
+    agent.scale.include(obs)  # first, as this will be the scale of the next episodes
     pi = agent.pi(obs)
     loss = reinforce_loss(pi, action, difference)
     agent.zero_grad()

@@ -14,7 +14,7 @@ from conftest import SCRIPTS, config_of, load, weights_of
 from torch.distributions import Categorical, Independent, Normal
 
 SETTINGS = dict(gamma=0.9, learning_rate=0.02, max_grad_norm=0.05, seed=3)
-ROLLOUTS = SETTINGS | dict(entropy_coef=0.1, total_steps=48)
+ROLLOUTS = SETTINGS | dict(entropy_coef=0.1, num_steps=12, total_steps=72)
 PASSES = ROLLOUTS | dict(gae_lambda=0.7, clip_eps=0.1, epochs=3)
 
 

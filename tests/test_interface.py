@@ -187,7 +187,7 @@ def test_a_wrong_flag_is_named(name, words, message, run_main, capsys):
     ("num_envs", 0, ROLLOUT), ("num_steps", 0, ROLLOUT), ("num_steps", -8, ROLLOUT), ("num_episodes", 1, ["reinforce"]),
     ("epochs", 0, PPO), ("num_minibatches", 0, PPO), ("num_minibatches", 13, PPO)) for name in names])
 def test_sizes_that_would_hang_or_learn_nothing_are_refused(name, setting, value):
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises(RuntimeError if (setting, value) == ("num_minibatches", 0) else AssertionError):
         load(name).train(config_of(name, **{setting: value}))
 
 

@@ -70,7 +70,8 @@ class Corridor(gym.Env):
         return self.observe(), {}
 
     def step(self, action):
-        assert self.action_space.contains(action), action
+        if not self.action_space.contains(action):
+            raise ValueError(action)
         self.log.append(("step", action))
         self.place += 1
         reward = self.reward + self.noise * self.np_random.normal()

@@ -1,6 +1,5 @@
 """The recipes: each diff fits the scripts, runs, and does what its first line says."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -12,10 +11,10 @@ from unittest import mock
 import gymnasium as gym
 import numpy as np
 import pytest
+import runs
 import torch
+from runs import RECIPES
 
-ROOT = Path(__file__).resolve().parent.parent
-RECIPES = ROOT / "tests" / "recipes"
 FLAGS = dict(mask="--env-id Taxi-v4", images="--env-id Picture-v0", film="--render")  # that a recipe needs
 
 
@@ -36,14 +35,7 @@ def folder(tmp_path, monkeypatch):
 
 def load(script="ppo_discrete", recipe=None):
     """A script, patched by a recipe if there is one, as a fresh module in the test's folder."""
-    for path in ROOT.glob("*.py"):
-        Path(path.name).write_bytes(path.read_bytes())
-    if recipe:
-        subprocess.run(["patch", "-p1", "-F0", "-i", RECIPES / f"{recipe}.diff"], check=True)  # -F0: no fuzz
-    spec = importlib.util.spec_from_file_location("fresh", os.path.abspath(f"{script}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return runs.load(script, recipe=recipe, folder=".")
 
 
 def run(module, flags):

@@ -30,14 +30,18 @@ SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 RUN_COLUMNS = ["script", "variant", "seed", "solved_at_step", "last", "greedy", "seconds"]
 
 
-def load(script, edits=(), recipe=""):
-    """The script as a fresh module, after a recipe and edits (old, new). Each old text must be there exactly once."""
-    folder = tempfile.TemporaryDirectory()
+def load(script, edits=(), recipe="", folder=None):
+    """The script as a fresh module, after a recipe and edits (old, new). Each old text must be there exactly once.
+
+    All scripts are copied to the folder, or to a temporary one, before the recipe is applied there without any fuzz.
+    """
+    temporary = tempfile.TemporaryDirectory()
+    folder = Path(folder or temporary.name).resolve()
     for name in SCRIPTS:
-        shutil.copy(ROOT / f"{name}.py", folder.name)
+        shutil.copy(ROOT / f"{name}.py", folder)
     if recipe:
-        subprocess.run(["patch", "-p1", "--batch", "-si", RECIPES / f"{recipe}.diff"], cwd=folder.name, check=True)
-    path = Path(folder.name, f"{script}.py")
+        subprocess.run(["patch", "-p1", "-F0", "--batch", "-si", RECIPES / f"{recipe}.diff"], cwd=folder, check=True)
+    path = folder / f"{script}.py"
     text = path.read_text(encoding="utf-8")
     for old, new in edits:
         if text.count(old) != 1:
@@ -46,7 +50,7 @@ def load(script, edits=(), recipe=""):
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"{script}_copy", path)
     module = importlib.util.module_from_spec(spec)
-    module.folder = folder  # --help reads the file, so it stays as long as the module
+    module.temporary = temporary  # --help reads the file, so it stays as long as the module
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module

@@ -42,6 +42,7 @@ if __name__ == "__main__":
     parser.add_argument("--million", action="store_true", help="a million steps of ours on MuJoCo's tasks")
     parser.add_argument("--tasks", nargs="+", help="default: all")
     parser.add_argument("--steps", type=int, help="default: total_steps of OTHER_TASKS, or a million")
+    parser.add_argument("--flags", default="", help="other settings of ours, in one string, for another --csv")
     options = parser.parse_args()
     million, jobs = options.million, {}
     for seed in range(options.seeds[0], options.seeds[1] + 1):
@@ -49,7 +50,7 @@ if __name__ == "__main__":
             script = TASKS.get(task, "ppo_continuous")
             steps = options.steps or (1_000_000 if million else load(script).OTHER_TASKS["total_steps"])
             jobs["ours", task, seed] = measure, dict(
-                script=script, seed=seed, flags=f"--env-id {task} --total-steps {steps}",
+                script=script, seed=seed, flags=f"--env-id {task} --total-steps {steps} {options.flags}",
                 episodes=50 if million else 100, along=10 if million else 0)
             if not million:
                 jobs["stable-baselines3", task, seed] = measure_sb3, dict(task=task, seed=seed, steps=steps)

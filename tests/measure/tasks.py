@@ -42,7 +42,7 @@ if __name__ == "__main__":
     parser.add_argument("--million", action="store_true", help="a million steps of ours on MuJoCo's tasks")
     parser.add_argument("--tasks", nargs="+", help="default: all")
     parser.add_argument("--steps", type=int, help="default: total_steps of OTHER_TASKS, or a million")
-    parser.add_argument("--flags", default="", help="other settings of ours, in one string, for another --csv")
+    parser.add_argument("--flags", default="", help="settings of ours, in one string. Name another --csv, too")
     options = parser.parse_args()
     million, jobs = options.million, {}
     for seed in range(options.seeds[0], options.seeds[1] + 1):
@@ -65,7 +65,9 @@ if __name__ == "__main__":
             cells += [f"{greedy.mean():,.{digits}f} ± {error:,.{digits}f}", f"{greedy.min():,.{digits}f}"]
         if million:
             curve = np.sort(np.mean([[float(x) for x in row["along"].split(";")] for row in mine], axis=0))
-            cells += [f"{curve[-1]:,.0f}", f"{curve[-5:].mean():,.0f}"]
+            cells += [f"{x:,.0f}" for x in (floats(mine, "last").mean(), curve[-1], curve[-5:].mean())]
         lines.append(cells)
-    others = ["best point of the mean curve", "mean of its five best"] if million else ["stable-baselines3", "worst"]
+    others = ["stable-baselines3", "worst"]
+    if million:
+        others = ["last 20 training scores", "best point of the mean curve", "mean of its five best"]
     print_table(["task", "ours", "worst", *others], lines, rows)

@@ -29,17 +29,16 @@ def write(figure, name):
 
 
 def draw_curves():
-    """Scores over steps. The columns of the two CSVs have different names."""
+    """Scores over steps."""
     runs = {}
-    for row in read_csv(RESULTS / "benchmark.csv") + read_csv(RESULTS / "curves_sb3.csv"):
-        if not row.get("variant", row.get("flags")):  # the default settings
-            points = [float(x or "nan") for x in row["curve"].split(";")]
-            runs.setdefault(row.get("script", row.get("program")), []).append(points)
+    for row in read_csv(RESULTS / "benchmark.csv"):
+        points = [float(x or "nan") for x in row["curve"].split(";")]
+        runs.setdefault(f"{row['script']} {row['variant']}".strip(), []).append(points)
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for axis, task, end, limits, programs in (
-            (axes[0], "CartPole-v1", 60, (0, 520), ["ppo_discrete", "actor_critic", "reinforce", "sb3 ppo_discrete"]),
-            (axes[1], "Pendulum-v1", 99, (-1450, -100), ["ppo_continuous", "sb3 ppo_continuous"])):
-        for place, program in enumerate(programs):
+            (axes[0], "CartPole-v1", 60, (0, 520), ["ppo_discrete", "actor_critic", "reinforce"]),
+            (axes[1], "Pendulum-v1", 99, (-1450, -100), ["ppo_continuous"])):
+        for place, program in enumerate([*programs, f"stable-baselines3 {task}"]):
             name, colour = LOOKS.get(program, ("PPO of stable-baselines3", GREY))
             scores = np.array([points[:end] + [np.nan] * (end - len(points)) for points in runs[program]])
             axis.plot(range(1, end + 1), scores.T, color=colour, alpha=0.25, linewidth=0.5)

@@ -78,6 +78,16 @@ def solved_at(history, threshold):
     return None
 
 
+def training_cells(history, task, total_steps):
+    """The columns of a CSV that tell of the scores in training. Only tasks with a threshold have a curve."""
+    cells = {"last": last_20(history)}
+    if task in SOLVED:
+        cells["solved_at_step"] = solved_at(history, SOLVED[task])
+        cells["curve"] = ";".join(last_20([pair for pair in history if pair[0] <= step])
+                                  for step in range(1000, total_steps + 1, 1000))
+    return cells
+
+
 def measure(script, seed, flags="", edits=(), recipe="", episodes=100, along=0):
     """A training run and its greedy evaluation, as columns of a CSV. The seconds are those of the training.
 
@@ -99,13 +109,9 @@ def measure(script, seed, flags="", edits=(), recipe="", episodes=100, along=0):
         agent, history = module.train(config)
     if "stopped at step" in out.getvalue():
         raise KeyboardInterrupt  # after Ctrl-C, train() returns as if the run were whole
-    row = {"last": last_20(history), "seconds": f"{time.perf_counter() - start:.1f}", "along": ";".join(points),
-           "greedy": f"{evaluate(module, agent, config.env_id, episodes, seed).mean():.2f}"}
-    if config.env_id in SOLVED:
-        row["solved_at_step"] = solved_at(history, SOLVED[config.env_id])
-        row["curve"] = ";".join(last_20([pair for pair in history if pair[0] <= step])
-                                for step in range(1000, config.total_steps + 1, 1000))
-    return row
+    return {"seconds": f"{time.perf_counter() - start:.1f}", "along": ";".join(points),
+            "greedy": f"{evaluate(module, agent, config.env_id, episodes, seed).mean():.2f}",
+            **training_cells(history, config.env_id, config.total_steps)}
 
 
 def parser_of(doc, seeds):

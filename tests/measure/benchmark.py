@@ -7,31 +7,10 @@
 What the CSV already has is not measured again.
 """
 
-import time
-
 import numpy as np
 from runs import (
-    RECIPES, RESULTS, RUN_COLUMNS, SCRIPTS, SOLVED, floats, group, measure, parser_of, print_table, run_all, steps_cells,
-    training_cells)
-
-
-def measure_sb3(task, seed, episodes):
-    """What measure() returns, for stable-baselines3 with the RL Zoo's settings."""
-    import sb3
-    from stable_baselines3.common.evaluation import evaluate_policy
-
-    history, start = [], time.perf_counter()
-
-    def note_scores(variables, _):
-        history.extend((variables["self"].num_timesteps, info["episode"]["r"])
-                       for info in variables["infos"] if "episode" in info)
-        return True
-
-    model = sb3.train(task, seed, note_scores)
-    seconds, fresh = time.perf_counter() - start, sb3.make_vec_env(task, 100, seed=10_000 + seed)
-    return {"seconds": f"{seconds:.1f}", **training_cells(history, task, model.num_timesteps),
-            "greedy": f"{evaluate_policy(model, fresh, episodes, deterministic=True)[0]:.2f}"}
-
+    RECIPES, RESULTS, RUN_COLUMNS, SCRIPTS, SOLVED, floats, group, measure, parser_of, print_table, run_all,
+    steps_cells)
 
 if __name__ == "__main__":
     parser = parser_of(__doc__, [560, 579])
@@ -44,12 +23,16 @@ if __name__ == "__main__":
     diff = (RECIPES / f"{options.recipe}.diff").read_text(encoding="utf-8") if options.recipe else ""
     scripts = options.script or [name for name in SCRIPTS if not diff or f"/{name}.py" in diff]
     variant = f"{'recipe' if diff else ''} {options.recipe} {options.flags}".strip()
-    jobs = {(script, variant, seed): (measure, dict(script=script, seed=seed, flags=options.flags,
-                                                    recipe=options.recipe, episodes=options.episodes))
-            for script in scripts for seed in range(options.seeds[0], options.seeds[1] + 1)}
+    seeds = range(options.seeds[0], options.seeds[1] + 1)
     if options.sb3:
-        jobs = {("stable-baselines3", task, seed): (measure_sb3, dict(task=task, seed=seed, episodes=options.episodes))
-                for task in SOLVED for seed in range(options.seeds[0], options.seeds[1] + 1)}
+        import sb3
+        jobs = {("stable-baselines3", task, seed): (sb3.measure, dict(task=task, seed=seed, eval_envs=100,
+                                                                      episodes=options.episodes))
+                for task in SOLVED for seed in seeds}
+    else:
+        jobs = {(script, variant, seed): (measure, dict(script=script, seed=seed, flags=options.flags,
+                                                        recipe=options.recipe, episodes=options.episodes))
+                for script in scripts for seed in seeds}
     rows = run_all(jobs, options.csv or RESULTS / "benchmark.csv", [*RUN_COLUMNS, "curve"], options.processes)
     lines = []
     for (script, variant), mine in group(rows, "script", "variant").items():

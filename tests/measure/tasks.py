@@ -3,12 +3,9 @@
     python tests/measure/tasks.py --processes 2
     python tests/measure/tasks.py --million --processes 2
 
-Ours have the settings that --env-id alone gives. stable-baselines3's PPO has its default settings and as many steps,
-but 8 environments of 256 steps, and VecNormalize where the RL Zoo has it. --million measures ours alone, but also along
-the way, on tasks for which others publish the scores of a million steps.
+Ours have the settings that --env-id alone gives. stable-baselines3's PPO has as many steps. sb3.py tells its settings.
+--million measures ours alone, but also along the way, on tasks for which others publish the scores of a million steps.
 """
-
-import time
 
 import numpy as np
 from runs import RESULTS, floats, group, load, measure, parser_of, print_table, run_all
@@ -17,25 +14,6 @@ TASKS = {"LunarLander-v3": "ppo_discrete", "Acrobot-v1": "ppo_discrete", "Mounta
          "FrozenLake-v1": "ppo_discrete", "Taxi-v4": "ppo_discrete", "BipedalWalker-v3": "ppo_continuous",
          "InvertedDoublePendulum-v5": "ppo_continuous"}
 MILLION = ["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5"]
-VEC_NORMALIZE = {"Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "InvertedDoublePendulum-v5",
-                 "BipedalWalker-v3", "HalfCheetah-v5", "Walker2d-v5"}
-
-
-def measure_sb3(task, seed, steps):
-    """What measure() returns, for stable-baselines3's PPO."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common import env_util, evaluation, vec_env
-
-    start = time.perf_counter()
-    envs, fresh = (env_util.make_vec_env(task, 8, seed=first) for first in (seed, 10_000 + seed))
-    if task in VEC_NORMALIZE:
-        envs, fresh = vec_env.VecNormalize(envs), vec_env.VecNormalize(fresh, training=False, norm_reward=False)
-        fresh.obs_rms = envs.obs_rms
-    model = PPO("MlpPolicy", envs, n_steps=256, batch_size=64, seed=seed, device="cpu").learn(steps)
-    return {"seconds": f"{time.perf_counter() - start:.1f}",
-            "last": f"{np.mean([episode['r'] for episode in model.ep_info_buffer][-20:]):.1f}",
-            "greedy": f"{evaluation.evaluate_policy(model, fresh, 100, deterministic=True)[0]:.2f}"}
-
 
 if __name__ == "__main__":
     parser = parser_of(__doc__, [720, 724])
@@ -53,7 +31,9 @@ if __name__ == "__main__":
                 script=script, seed=seed, flags=f"--env-id {task} --total-steps {steps} {options.flags}",
                 episodes=50 if million else 100, along=10 if million else 0)
             if not million:
-                jobs["stable-baselines3", task, seed] = measure_sb3, dict(task=task, seed=seed, steps=steps)
+                import sb3
+                jobs["stable-baselines3", task, seed] = sb3.measure, dict(
+                    task=task, seed=seed, episodes=100, eval_envs=8, steps=steps)
     path = options.csv or RESULTS / ("million.csv" if million else "tasks.csv")
     rows = run_all(jobs, path, ["program", "task", "seed", "greedy", "last", "seconds", "along"], options.processes)
     lines, digits = [], 0 if million else 2

@@ -41,7 +41,7 @@ if __name__ == "__main__":
         cells = [task]
         for _, some in sorted(group(mine, "program").items()):  # ours first
             greedy = floats(some, "greedy")
-            error = greedy.std() if million else greedy.std(ddof=1) / len(greedy) ** 0.5
+            error = greedy.std(ddof=1) / len(greedy) ** 0.5
             cells += [f"{greedy.mean():,.{digits}f} ± {error:,.{digits}f}", f"{greedy.min():,.{digits}f}"]
         if million:
             curve = np.sort(np.mean([[float(x) for x in row["along"].split(";")] for row in mine], axis=0))

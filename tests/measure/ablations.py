@@ -1,6 +1,6 @@
 """What the details of the PPO scripts buy, measured by editing their text: `python tests/measure/ablations.py`.
 
-Each run is a copy of a script in which a few pieces of its text, or its flags, were replaced.
+Each run is a copy of a script in which a piece of its text was replaced, or the script with other flags.
 """
 
 import numpy as np

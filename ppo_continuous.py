@@ -11,7 +11,8 @@ An action is a vector of real numbers, each with a Gaussian of its own. A networ
 The logarithm of each standard deviation σ is learned, too, and is the same in all states.
 
 PPO repeats two things. It plays N environments for T steps, which make a rollout. Then it learns
-from the rollout in several passes, called epochs. π_old and V_old are π and V before the first.
+from the rollout in several passes, called epochs. π_old is the policy that played, and V_old is the
+critic before the first epoch.
 
     δ_t = r_t + γ V_old(s_{t+1}) - V_old(s_t)         TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                            advantage           [1] Eq. 11, [2] Eq. 16
@@ -27,17 +28,18 @@ which Â_t is first shifted to mean 0 and scaled to deviation 1. If Â_t > 0, L 
 to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. The rollout tells little about policies that
 are further from π_old. The entropy H is high while π is undecided. README.md explains each line.
 
-`python ppo_continuous.py` solves Pendulum (average score -200) after about 16,000 of 100,000 steps.
+`python ppo_continuous.py` solves Pendulum (average score -200) after about 17,000 of 100,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438
 [3] Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html
 """
 
-import argparse
 import inspect
 import os
 import re
+import sys
+from argparse import ArgumentParser, BooleanOptionalAction
 from contextlib import closing
 from dataclasses import dataclass, fields
 
@@ -60,34 +62,38 @@ class Config:
     num_envs: int = 5  # N, environments played side by side
     num_steps: int = 200  # T, steps of each environment per rollout
     epochs: int = 10  # passes over each rollout
-    num_minibatches: int = 16  # minibatches per epoch, each for one optimizer step
-    learning_rate: float = 1e-3  # initial learning rate of Adam, which falls linearly to 0
+    num_minibatches: int = 8  # minibatches per epoch, each for one optimizer step
+    learning_rate: float = 2e-3  # initial learning rate of Adam, which falls linearly to 0
     max_grad_norm: float = 1.0  # a longer gradient is shortened to this
     gamma: float = 0.98  # discount of later rewards, below 1 if no episode ever terminates
     gae_lambda: float = 0.9  # lambda, from 0 (trusts the critic) to 1 (trusts the rewards)
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c, weight of the entropy bonus, which falls linearly to 0
-    init_log_std: float = 0.5  # initial logarithm of sigma
     hidden_size: int = 64  # units of each hidden layer
     seed: int = 0  # the same seed gives the same scores, on the same machine
     save: str = ""  # checkpoint file to write, at every printed line and on Ctrl-C
-    load: str = ""  # checkpoint file to resume from
+    load: str = ""  # checkpoint file to resume from, whose settings are then the flags' defaults
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
     render: bool = False  # after training, play an episode in a window
+
+    def __post_init__(self):  # numpy's numbers become Python's, as a checkpoint holds no others
+        for name, x in vars(self).items():
+            if isinstance(x, np.generic):
+                setattr(self, name, x.item())
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
-    observations, and never changes. rms, the root mean square of (feature - centre) so far, soon
-    settles. The factor 2 was found by trying.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the environments'
+    first observations. It never changes, so that 0 always means the same. rms is the root mean
+    square of (feature - centre) over all that was included. The factor 2 was found by trying.
     """
-    def __init__(self, first_obs):
+    def __init__(self, first_obs):  # (N, obs_dim)
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
         self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
-        self.count = nn.Buffer(torch.tensor(1e-8))  # so rms begins at 1e-8 / 1e-8 = 1
+        self.count = nn.Buffer(torch.tensor(1e-8))  # as small as square_sum, so rms begins at 1
 
     def include(self, obs):
         """Includes observations (B, obs_dim) in rms."""
@@ -112,15 +118,16 @@ def mlp(size_in, hidden_size, size_out):
 
 class ActorCritic(nn.Module):
     """The policy π(a|s) and the critic V(s): two networks that share no layer."""
-    def __init__(self, first_obs, action_dim, hidden_size, init_log_std):
+    def __init__(self, first_obs, action_dim, hidden_size):
         super().__init__()
         obs_dim = first_obs.shape[1]
         self.scale = ObsScale(first_obs)
         self.policy = mlp(obs_dim, hidden_size, action_dim)
         self.critic = mlp(obs_dim, hidden_size, 1)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first all means are about 0
-        self.log_std = nn.Parameter(torch.full((action_dim,), init_log_std))  # log σ
+            self.policy[-1].weight *= 0.01  # at first π is about the same in all states
+        sigma = torch.full((action_dim,), action_dim**-0.5)  # so the noise has about length 1
+        self.log_std = nn.Parameter(sigma.log())
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
@@ -134,7 +141,10 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def act(self, obs, greedy=False):
-        """Observations (N, obs_dim) -> actions (N, action_dim): sampled, or the means."""
+        """Observations (N, obs_dim) -> actions (N, action_dim): sampled, or the means.
+
+        -1 stands for an action's lower bound, and 1 for its upper one, as make_envs rescales.
+        """
         pi = self.pi(torch.Tensor(obs))
         action = pi.mode if greedy else pi.sample()
         return action.numpy()
@@ -150,10 +160,12 @@ class RolloutBuffer:
         self.obs = torch.zeros(T, N, obs_dim)
         self.next_obs = torch.zeros(T, N, obs_dim)
         self.action = torch.zeros(T, N, action_dim)  # as sampled, since log π belongs to these
+        self.log_prob = torch.zeros(T, N)  # log π_old(a|s)
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N, dtype=torch.bool)  # nothing follows
         self.done = torch.zeros(T, N, dtype=torch.bool)  # terminated, or truncated as time is up
 
+    @torch.no_grad()
     def collect(self, envs, agent, obs):
         """Plays T steps, starting from obs (N, obs_dim).
 
@@ -161,16 +173,17 @@ class RolloutBuffer:
         """
         scores = []
         for t in range(len(self.obs)):
-            action = agent.act(obs)
             self.obs[t] = torch.as_tensor(obs)
-            obs, reward, terminated, truncated, info = envs.step(action)
+            pi = agent.pi(self.obs[t])
+            self.action[t] = pi.sample()
+            self.log_prob[t] = pi.log_prob(self.action[t])
+            obs, reward, terminated, truncated, info = envs.step(self.action[t].numpy())
             done = terminated | truncated
             self.next_obs[t] = torch.as_tensor(obs)
-            self.action[t] = torch.as_tensor(action)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
             self.done[t] = torch.as_tensor(done)
-            for n in np.flatnonzero(done):  # obs is of the next episode, info of the old one
+            for n in np.flatnonzero(done):  # make_envs, below, puts both entries into info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -187,68 +200,61 @@ def compute_gae(reward, value, next_value, terminated, done, gamma, gae_lambda):
 
 
 def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entropy_coef):
-    """The loss L, the KL divergence and the entropy of a minibatch. return_ is R_t."""
-    log_ratio = pi.log_prob(action) - old_log_prob
-    ratio = log_ratio.exp()
+    """The loss L of a minibatch. return_ is R_t."""
+    ratio = (pi.log_prob(action) - old_log_prob).exp()
     assert ratio.shape == value.shape == advantage.shape == return_.shape
-    kl = (ratio - 1 - log_ratio).mean()  # ratio - 1, which is 0 on average, takes out noise [3]
     clipped_ratio = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
     critic_loss = (value - return_).square().mean()
-    entropy = pi.entropy().mean()
-    loss = policy_loss + 0.5 * critic_loss - entropy_coef * entropy
-    return loss, kl, entropy
+    return policy_loss + 0.5 * critic_loss - entropy_coef * pi.entropy().mean()
 
 
 @torch.no_grad()
 def make_batch(buffer, agent, config):
     """Returns obs, action, log π_old(a|s), Â_t and R_t of all B = T * N steps."""
-    old_log_prob = agent.pi(buffer.obs).log_prob(buffer.action)  # (T, N), π is still π_old
     value = agent.value(buffer.obs)  # (T, N)
     next_value = agent.value(buffer.next_obs)
     advantage = compute_gae(buffer.reward, value, next_value, buffer.terminated, buffer.done,
                             config.gamma, config.gae_lambda)
-    return_ = advantage + value
-    columns = buffer.obs, buffer.action, old_log_prob, advantage, return_
+    columns = buffer.obs, buffer.action, buffer.log_prob, advantage, advantage + value
     return [x.flatten(0, 1) for x in columns]  # (T, N, ...) -> (B, ...)
 
 
 def update(agent, optimizer, batch, entropy_coef, config):
-    """Learns from a batch. Returns the KL and the entropy of the last minibatch."""
+    """Learns from a batch, in several epochs."""
     for _ in range(config.epochs):
         order = torch.randperm(len(batch[0]))
         for indices in order.tensor_split(config.num_minibatches):
             obs, action, old_log_prob, advantage, return_ = [x[indices] for x in batch]
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-            loss, kl, entropy = ppo_loss(agent.pi(obs), agent.value(obs), action, old_log_prob,
-                                         advantage, return_, config.clip_eps, entropy_coef)
+            loss = ppo_loss(agent.pi(obs), agent.value(obs), action, old_log_prob, advantage,
+                            return_, config.clip_eps, entropy_coef)
             agent.zero_grad()
             loss.backward()
             clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
             optimizer.step()
-    return kl, entropy
 
 
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    Ctrl-C ends the training early.
+    env_step is that of the rollout's end. Ctrl-C ends the training early.
     """
-    assert config.epochs > 0
-    assert 2 * config.num_minibatches <= config.num_envs * config.num_steps  # two steps in each
+    steps = config.num_envs * config.num_steps
+    assert 2 * config.num_minibatches <= steps, "a minibatch needs at least two steps"
     if config.save and config.save != config.load and os.path.exists(config.save):
         raise FileExistsError(f"save={config.save!r} would overwrite a file that was not loaded")
 
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # so that V predicts numbers of about 1
+        envs = NormalizeReward(envs, config.gamma)  # so that V soon predicts numbers of about 1
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
-        first_obs = torch.Tensor(obs)  # (N, obs_dim)
         action_dim = envs.single_action_space.shape[0]
-        agent = ActorCritic(first_obs, action_dim, config.hidden_size, config.init_log_std)
-        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # torch's, faster
-        env_step = load(config, agent, optimizer, envs) if config.load else 0
-        save(config, agent, optimizer, envs, env_step)  # so that a wrong path fails at once
+        agent = ActorCritic(torch.Tensor(obs), action_dim, config.hidden_size)
+        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # see below
+        env_step = 0
+        if config.load:
+            env_step, obs = load(config, agent, optimizer, envs)
         buffer = RolloutBuffer(config.num_steps, config.num_envs, obs.shape[1], action_dim)
         history = []
         next_report = env_step
@@ -259,15 +265,15 @@ def train(config):
                 entropy_coef = config.entropy_coef * remaining
 
                 obs, scores = buffer.collect(envs, agent, obs)
-                env_step += config.num_envs * config.num_steps
+                env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # before π_old, as this changes π
+                agent.scale.include(buffer.obs.flatten(0, 1))  # the next rollout has this scale
                 batch = make_batch(buffer, agent, config)
-                kl, entropy = update(agent, optimizer, batch, entropy_coef, config)
+                update(agent, optimizer, batch, entropy_coef, config)
 
                 if env_step >= next_report:
                     next_report = min(env_step + config.total_steps / 20, config.total_steps)
-                    report(config, env_step, history, kl, entropy)
+                    report(config, env_step, history, agent, buffer)
                     save(config, agent, optimizer, envs, env_step)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             save(config, agent, optimizer, envs, env_step)
@@ -278,7 +284,7 @@ def train(config):
 # ---- From here on: speed, other tasks, environments, checkpoints, evaluation, command line ----
 
 
-class Adam(optim.Adam):
+class QuickAdam(optim.Adam):
     """optim.Adam without the decorators that import torch's compiler, which takes a second."""
     add_param_group = inspect.unwrap(optim.Adam.add_param_group)
     step = torch.no_grad()(inspect.unwrap(optim.Adam.step))
@@ -297,27 +303,31 @@ OTHER_TASKS = dict(
     gae_lambda=0.95,
     clip_eps=0.1,
     entropy_coef=0.015,
-    init_log_std=-1.0,
 )
 
 
 def make_envs(env_id, num_envs, **options):
     """N environments with flat observations. The step that ends an episode starts the next."""
-    def rescale(env):  # after ClipAction, -1 stands for the lower bound and 1 for the upper one
-        return RescaleAction(env, -1, 1)
-
     envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync",
                         vector_kwargs=dict(autoreset_mode=AutoresetMode.SAME_STEP),
-                        wrappers=[FlattenObservation, rescale, ClipAction], **options)
+                        # The last wrapper clips an action, and then -1 becomes its lower bound.
+                        wrappers=[FlattenObservation, lambda env: RescaleAction(env, -1, 1),
+                                  ClipAction], **options)
     space = envs.single_action_space
-    assert space.dtype.kind == "f" and len(space.shape) == 1, space  # one row of real numbers
+    real = space.dtype.kind == "f" and len(space.shape) == 1
+    assert real, f"actions must be a Box of one row of real numbers, and not {space}"
     return RecordEpisodeStatistics(envs)  # scores of finished episodes, in info
 
 
-def report(config, env_step, history, kl, entropy):
-    """Prints a line, about twenty times a run."""
+@torch.no_grad()
+def report(config, env_step, history, agent, buffer):
+    """Prints a line, about twenty times a run. KL and entropy are means over the last rollout."""
     scores = [score for _, score in history[-20:]]
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
+    pi = agent.pi(buffer.obs)
+    log_ratio = pi.log_prob(buffer.action) - buffer.log_prob
+    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 is 0 on average, and reduces noise [3]
+    entropy = pi.entropy().mean()
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
 
@@ -326,24 +336,28 @@ def save(config, agent, optimizer, envs, env_step):
     """Writes config.save, under another name first, so that a crash leaves the old file whole."""
     if config.save:
         returns = {name: float(x) for name, x in vars(envs.return_rms).items()}  # mean, var, count
-        checkpoint = dict(env_step=env_step, agent=agent.state_dict(),
-                          optimizer=optimizer.state_dict(), returns=returns)
+        checkpoint = dict(settings=vars(config) | dict(save="", load=""), env_step=env_step,
+                          agent=agent.state_dict(), optimizer=optimizer.state_dict(),
+                          returns=returns)
         torch.save(checkpoint, f"{config.save}.tmp")
         os.replace(f"{config.save}.tmp", config.save)
 
 
 def load(config, agent, optimizer, envs):
-    """Restores the checkpoint config.load. Returns its env_step."""
+    """Restores the checkpoint config.load. Returns its env_step, and obs of new episodes."""
     checkpoint = torch.load(config.load, weights_only=True)  # a stranger's file cannot run code
     agent.load_state_dict(checkpoint["agent"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     vars(envs.return_rms).update(checkpoint["returns"])
-    return checkpoint["env_step"]
+    env_step = checkpoint["env_step"]
+    torch.manual_seed(config.seed + env_step)  # other random numbers than in the first run
+    obs, _ = envs.reset(seed=1000 * config.seed + env_step)
+    return env_step, obs
 
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
-    obs, _ = envs.reset(seed=1000 * seed + 500)  # other episodes than in training
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # the 500 seeds before these are for training
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):
@@ -360,13 +374,17 @@ def read_flags():
     source = open(__file__, encoding="utf-8").read()
     comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
     others = ", ".join(f"{name} {value}" for name, value in OTHER_TASKS.items())
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
-                                     epilog=f"The defaults for any other --env-id: {others}.")
+    parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+                            epilog=f"The defaults for any other --env-id: {others}.")
     for field in fields(Config):
-        kind = dict(action="store_true") if field.type is bool else dict(type=field.type)
+        kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
+        comment = comments.get(field.name, "").replace("%", "%%")
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
-                            help=f"{comments.get(field.name, '')} (default: {field.default!r})")
-    if parser.parse_args().env_id != Config.env_id:  # then parse once more, with other defaults
+                            help=f"{comment} (default: {field.default!r})")
+    flags = parser.parse_args()
+    if flags.load:  # then parse once more, with other defaults
+        parser.set_defaults(**torch.load(flags.load, weights_only=True)["settings"])
+    elif flags.env_id != Config.env_id:
         parser.set_defaults(**OTHER_TASKS)
     return Config(**vars(parser.parse_args()))
 
@@ -374,7 +392,7 @@ def read_flags():
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-    in_a_notebook = "get_ipython" in globals()  # there, sys.argv is the kernel's
+    in_a_notebook = "kernel_launcher" in sys.argv[0]  # then the flags are the kernel's
     config = Config() if in_a_notebook else read_flags()
     agent, _ = train(config)
     if config.eval_episodes > 0:

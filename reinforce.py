@@ -24,8 +24,9 @@ there after about 16,000 of 80,000 steps.
 [2] Williams 1992, Simple statistical gradient-following algorithms, Machine Learning 8
 """
 
-import argparse
 import re
+import sys
+from argparse import ArgumentParser, BooleanOptionalAction
 from contextlib import closing
 from dataclasses import dataclass, fields
 
@@ -52,19 +53,24 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
+    def __post_init__(self):  # numpy's numbers become Python's, as gymnasium takes no other seed
+        for name, x in vars(self).items():
+            if isinstance(x, np.generic):
+                setattr(self, name, x.item())
+
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the first
-    observations, and never changes. rms, the root mean square of (feature - centre) so far, soon
-    settles. The factor 2 was found by trying.
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the environments'
+    first observations. It never changes, so that 0 always means the same. rms is the root mean
+    square of (feature - centre) over all that was included. The factor 2 was found by trying.
     """
-    def __init__(self, first_obs):
+    def __init__(self, first_obs):  # (N, obs_dim)
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
         self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
-        self.count = nn.Buffer(torch.tensor(1e-8))  # so rms begins at 1e-8 / 1e-8 = 1
+        self.count = nn.Buffer(torch.tensor(1e-8))  # as small as square_sum, so rms begins at 1
 
     def include(self, obs):
         """Includes observations (B, obs_dim) in rms."""
@@ -87,7 +93,7 @@ class Policy(nn.Module):
             nn.Linear(hidden_size, n_actions),
         )
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first all actions are about equally likely
+            self.policy[-1].weight *= 0.01  # at first π is about the same in all states
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
@@ -106,14 +112,14 @@ def play(agent, env, greedy=False):
     """Plays an episode of T steps. Returns obs (T, obs_dim), action (T,) and reward (T,)."""
     all_obs, all_actions, all_rewards = [], [], []
     obs, _ = env.reset()
-    done = False
-    while not done:
+    for _ in range(10_000):  # steps at most, as a policy may go in circles for ever
         action = agent.act(obs, greedy)
         all_obs.append(torch.Tensor(obs))
         obs, reward, terminated, truncated, _ = env.step(action)
         all_actions.append(action)
         all_rewards.append(float(reward))
-        done = terminated or truncated  # the pole fell, or time is up
+        if terminated or truncated:  # the pole fell, or time is up
+            break
     return torch.stack(all_obs), torch.tensor(all_actions), torch.tensor(all_rewards)
 
 
@@ -157,18 +163,17 @@ def update(agent, optimizer, episodes, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    Ctrl-C ends the training early.
+    env_step is that of the episode's end. Ctrl-C ends the training early.
     """
-    assert config.num_episodes > 1  # a single episode would be its own baseline
+    assert config.num_episodes > 1, "a single episode would be its own baseline"
     with closing(make_env(config.env_id)) as env:
         torch.manual_seed(config.seed)
         obs, _ = env.reset(seed=1000 * config.seed)  # seeds all episodes that follow
         first_obs = torch.Tensor(obs)[None]  # (1, obs_dim)
         agent = Policy(first_obs, env.action_space.n, config.hidden_size)
         optimizer = optim.Adam(agent.parameters(), config.learning_rate)
-        env_step = 0
+        env_step = next_report = 0
         history = []
-        next_report = 0
         try:
             while env_step < config.total_steps:
                 remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
@@ -195,7 +200,8 @@ def make_env(env_id, **options):
     """The environment, with flat observations."""
     env = FlattenObservation(gym.make(env_id, **options))
     space = env.action_space
-    assert isinstance(space, gym.spaces.Discrete) and space.start == 0, space
+    numbered = isinstance(space, gym.spaces.Discrete) and space.start == 0
+    assert numbered, f"actions must be Discrete from 0, and not {space}"
     return env
 
 
@@ -208,7 +214,7 @@ def report(config, env_step, history, entropy):
 
 def evaluate(agent, env, episodes, seed=0):
     """Returns the scores (episodes,) of greedy episodes."""
-    env.reset(seed=1000 * seed + 500)  # other episodes than in training
+    env.reset(seed=1000 * seed + 500)  # the 500 seeds before these are for training
     scores = []
     for _ in range(episodes):
         _, _, reward = play(agent, env, greedy=True)
@@ -220,18 +226,19 @@ def read_flags():
     """Returns the Config that the command line describes."""
     source = open(__file__, encoding="utf-8").read()
     comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     for field in fields(Config):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type,
-                            default=field.default,
-                            help=f"{comments.get(field.name, '')} (default: {field.default!r})")
+        kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
+        comment = comments.get(field.name, "").replace("%", "%%")
+        parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
+                            help=f"{comment} (default: {field.default!r})")
     return Config(**vars(parser.parse_args()))
 
 
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-    in_a_notebook = "get_ipython" in globals()  # there, sys.argv is the kernel's
+    in_a_notebook = "kernel_launcher" in sys.argv[0]  # then the flags are the kernel's
     config = Config() if in_a_notebook else read_flags()
     agent, _ = train(config)
     if config.eval_episodes > 0:

@@ -8,6 +8,8 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+import runs
+import torch
 from conftest import PPO, ROLLOUT, ROOT, SCRIPTS, Corridor, config_of, load, source
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
@@ -29,7 +31,7 @@ def test_a_script_needs_nothing_but_its_three_libraries(name):
 SAME = {
     (*SCRIPTS,): "ObsScale",
     (*ROLLOUT,): "evaluate",
-    (*PPO,): "compute_gae ppo_loss make_batch update Adam report save load read_flags main",
+    (*PPO,): "compute_gae ppo_loss make_batch update QuickAdam report save load read_flags main",
     ("ppo_discrete", "actor_critic"): "mlp ActorCritic make_envs",
     ("reinforce", "actor_critic"): "read_flags",
 }
@@ -86,7 +88,7 @@ def test_every_setting_is_a_flag(name, settings):
     for field in fields(Config):
         value = {int: 7, float: 0.25, str: "x", bool: True}[field.type]
         words = f"--{field.name.replace('_', '-')} {'' if value is True else value}"
-        if field.name != "env_id":
+        if field.name not in ("env_id", "load"):
             assert settings(name, words) == Config(**{field.name: value})
 
 
@@ -125,22 +127,48 @@ def test_without_a_finished_episode_there_is_no_average(name, corridor, capsys):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_printed_average_is_that_of_the_last_20_episodes(name, capsys):
-    module = load(name)
-    numbers = [0.5, 0.5] if name in PPO else [0.5]
-    module.report(module.Config(), 1, [(1, 1000.0)] + [(1, 1.0)] * 10 + [(1, 2.0)] * 10, *numbers)
+    module, of_last_rollout = load(name), [0.5]
+    if name in ROLLOUT:
+        numbers = 4, *([2] if name == "ppo_continuous" else [])  # of an observation, and of an action
+        of_last_rollout = module.ActorCritic(torch.zeros(1, 4), 2, 8), module.RolloutBuffer(3, 2, *numbers)
+    module.report(module.Config(), 1, [(1, 1000.0)] + [(1, 1.0)] * 10 + [(1, 2.0)] * 10, *of_last_rollout)
     assert "episode 21  average score of the last 20 episodes: 1.5  " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("launcher", ["ipykernel_launcher.py", "colab_kernel_launcher.py"])  # the first is VS Code's, too
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_in_ipython_the_kernels_arguments_are_not_ours(name, monkeypatch):
-    """VS Code's interactive window defines __file__, too."""
+def test_in_a_notebook_the_kernels_arguments_are_not_ours(name, launcher, monkeypatch):
     seen = []
-    monkeypatch.setattr(load(name), "get_ipython", lambda: None, raising=False)
     monkeypatch.setattr(load(name), "train", lambda config: seen.append(config) or sys.exit())
-    monkeypatch.setattr(sys, "argv", ["kernel", "-f", "/tmp/kernel-1.json"])
+    monkeypatch.setattr(sys, "argv", [f"/usr/lib/{launcher}", "-f", "/tmp/kernel-1.json"])
     with pytest.raises(SystemExit):
         load(name).main()
     assert seen == [load(name).Config()]
+
+
+NEW_SETTINGS = """    new_int: int = 3  # of 100 % each
+    new_float: float = 0.5  # a float
+    new_str: str = "x"
+    new_on: bool = True  # on at first
+    new_off: bool = False  # off at first
+
+    def __post_init__"""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_new_setting_is_one_line(name, monkeypatch, capsys):
+    module = runs.load(name, [("\n    def __post_init__", NEW_SETTINGS)])
+
+    def read(words):
+        monkeypatch.setattr(sys, "argv", ["script.py", *words.split()])
+        return module.read_flags()
+
+    words = "--new-int 7 --new-float 1e-3 --new-str y --no-new-on --new-off"
+    assert read(words) == module.Config(new_int=7, new_float=1e-3, new_str="y", new_on=False, new_off=True)
+    for words, message in ("--help", r"of 100 % each\s+\(default:\s+3\)"), ("--new-on False", "arguments: False"):
+        with pytest.raises(SystemExit):
+            read(words)
+        assert re.search(message, "".join(capsys.readouterr()))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -185,9 +213,11 @@ def test_a_wrong_flag_is_named(name, words, message, run_main, capsys):
 
 @pytest.mark.parametrize("name, setting, value", [(name, setting, value) for setting, value, names in (
     ("num_envs", 0, ROLLOUT), ("num_steps", 0, ROLLOUT), ("num_steps", -8, ROLLOUT), ("num_episodes", 1, ["reinforce"]),
-    ("epochs", 0, PPO), ("num_minibatches", 0, PPO), ("num_minibatches", 13, PPO)) for name in names])
-def test_sizes_that_would_hang_or_learn_nothing_are_refused(name, setting, value):
-    with pytest.raises(RuntimeError if (setting, value) == ("num_minibatches", 0) else AssertionError):
+    ("num_minibatches", 0, PPO), ("num_minibatches", 13, PPO)) for name in names])
+def test_sizes_that_would_hang_or_leave_a_minibatch_empty_are_refused(name, setting, value):
+    refused = (RuntimeError, "number of sections") if value == 0 and setting == "num_minibatches" else (
+        AssertionError, "a (minibatch|rollout) needs at least|would be its own baseline")
+    with pytest.raises(refused[0], match=refused[1]):
         load(name).train(config_of(name, **{setting: value}))
 
 
@@ -196,7 +226,7 @@ OTHERS = [
     ("env_id", "LunarLander-v2", "LunarLander-v3", SCRIPTS),
     ("env_id", "no_such_module:CartPole-v1", "no_such_module", SCRIPTS),
     ("gamma", 1.5, "gamma", ROLLOUT),
-    ("learning_rate", -1.0, "learning rate", SCRIPTS),
+    ("learning_rate", -1.0, "learning rate", [*PPO, "reinforce"]),
 ]
 
 
@@ -212,15 +242,15 @@ def test_what_gymnasium_or_torch_refuse_ends_the_run_before_it_begins(name, sett
     Box(-1, 1, (2,)), MultiDiscrete([2, 2]), Discrete(3, start=-1), Dict(a=Discrete(2))], ids=str)
 @pytest.mark.parametrize("name", NUMBERED)
 def test_actions_that_are_not_numbered_from_0_are_named(name, actions, register):
-    with pytest.raises(AssertionError, match=re.escape(str(actions))):
+    with pytest.raises(AssertionError, match=f"actions must be Discrete from 0, and not {re.escape(str(actions))}"):
         load(name).train(config_of(name, env_id=register(actions=actions)))
 
 
 @pytest.mark.parametrize("actions, words", [
-    (Discrete(3), "Discrete"),
-    (Box(0, 10, (1,), np.int64), "Box.*int64"),
-    (Box(-1, 1, (2, 3)), r"Box.*\(2, 3\)"),
-    (Box(-1, 1, ()), r"Box.*\(\)"),
+    (Discrete(3), "requires a Box action space, got .*Discrete"),
+    (Box(0, 10, (1,), np.int64), "actions must be a Box of .* and not Box.*int64"),
+    (Box(-1, 1, (2, 3)), r"actions must be a Box of .* and not Box.*\(2, 3\)"),
+    (Box(-1, 1, ()), r"actions must be a Box of .* and not Box.*\(\)"),
     (Box(-np.inf, np.inf, (2,)), "unbounded"),
 ], ids=str)
 def test_actions_that_are_not_a_bounded_vector_are_named(actions, words, register):

@@ -1,11 +1,12 @@
 """The losses: their values and gradients where the equations say what these must be; policies and their actions."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
-from conftest import PPO, SCRIPTS, load
+from conftest import PPO, SCRIPTS, config_of, load
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 
@@ -25,23 +26,29 @@ def test_the_clip_takes_the_gradient_only_where_the_ratio_has_overshot(name, cli
     old_log_prob, zero = torch.full((8,), -3.0), torch.zeros(8)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
     pi, action = policy_with(name, log_prob)
-    loss, _, _ = load(name).ppo_loss(pi, zero, action, old_log_prob, advantage, zero, clip_eps, 0.0)
+    loss = load(name).ppo_loss(pi, zero, action, old_log_prob, advantage, zero, clip_eps, 0.0)
     gradient = torch.autograd.grad(loss, log_prob)[0]
     assert (gradient == 0).nonzero().flatten().tolist() == flat
     torch.testing.assert_close(gradient, -ratio * advantage / 8 * (gradient != 0))
 
 
+@pytest.mark.parametrize("epochs", [1, 30])
 @pytest.mark.parametrize("name", PPO)
-def test_the_kl_and_the_entropy_are_those_of_the_distributions(name):
-    zero = torch.zeros(100_000)
-    if name == "ppo_discrete":
-        old, new = (Categorical(logits=torch.tensor(x).expand(len(zero), 2)) for x in ([0.0, 0.0], [2.0, 0.0]))
-    else:
-        old, new = (Independent(Normal(torch.full((len(zero), 2), x), 1.0 + x), 1) for x in (0.0, 0.3))
-    action = old.sample()
-    _, kl, entropy = load(name).ppo_loss(new, zero, action, old.log_prob(action), zero, zero, 0.2, 0.0)
-    torch.testing.assert_close(kl, kl_divergence(old, new).mean(), rtol=0.02, atol=0)
-    torch.testing.assert_close(entropy, new.entropy().mean())
+def test_the_printed_kl_and_entropy_are_those_of_the_distributions(name, epochs, corridor, monkeypatch, capsys):
+    """Of the whole rollout, after the last optimizer step, also if it is the only one."""
+    module, expected = load(name), []
+
+    def update(agent, optimizer, batch, *rest, f=module.update):
+        old = agent.pi(batch[0])
+        f(agent, optimizer, batch, *rest)
+        new = agent.pi(batch[0])
+        expected.append((kl_divergence(old, new).mean().item(), new.entropy().mean().item()))
+
+    monkeypatch.setattr(module, "update", update)
+    module.train(config_of(name, env_id=corridor(name, noise=1.0), num_steps=4000, num_minibatches=1, epochs=epochs,
+                           learning_rate=0.02, total_steps=12_000))
+    printed = re.search(r"kl (\S+)  entropy (\S+)", capsys.readouterr().out).groups()
+    assert [float(x) for x in printed] == pytest.approx(expected[0], rel=0.2) and expected[0][0] > 1e-4
 
 
 @pytest.mark.parametrize("wrong", range(4))
@@ -62,10 +69,10 @@ def test_losses_refuse_shapes_that_would_broadcast():
 
 
 def new_agent(name):
-    """An agent whose policy and σ differ from their first values."""
+    """An agent whose policy differs from its first values."""
     module, first_obs = load(name), torch.randn(5, 4)
     network = module.Policy if name == "reinforce" else module.ActorCritic
-    agent = network(first_obs, 2, 8, *([-0.5] if name == "ppo_continuous" else []))
+    agent = network(first_obs, 2, 8)
     for weights in agent.policy.parameters():
         torch.nn.init.normal_(weights)
     return agent
@@ -80,7 +87,7 @@ def test_greedy_actions_are_the_most_likely_ones_and_others_are_drawn(name):
         pi = agent.pi(torch.Tensor(obs))
     if name == "ppo_continuous":
         np.testing.assert_allclose(greedy, pi.mean)
-        np.testing.assert_allclose(drawn.std(0), math.exp(-0.5), rtol=0.1)
+        np.testing.assert_allclose(drawn.std(0), 2**-0.5, rtol=0.1)
         np.testing.assert_allclose(drawn.mean(0), pi.mean, atol=0.05)
     else:
         assert greedy == pi.probs.argmax()
@@ -115,5 +122,5 @@ def test_a_feature_that_never_changes_is_0_and_an_outlier_is_clipped(name):
 def test_at_first_the_policy_hardly_depends_on_the_state(name):
     module, first_obs = load(name), torch.randn(5, 4)
     network = module.Policy if name == "reinforce" else module.ActorCritic
-    agent = network(first_obs, 2, 8, *([0.0] if name == "ppo_continuous" else []))
+    agent = network(first_obs, 2, 8)
     assert agent.policy(first_obs).std(0).max() < 0.01

@@ -85,6 +85,6 @@ def test_links_and_pictures_lead_to_files():
 def test_the_clips_example_is_what_the_script_computes():
     pi, one = torch.distributions.Categorical(probs=torch.tensor([[0.7, 0.3]])), torch.ones(1)
     for advantage, expected in ((2, -2.4), (-2, 2.8)):  # the loss is minus what is maximised
-        loss, _, _ = load("ppo_discrete").ppo_loss(
+        loss = load("ppo_discrete").ppo_loss(
             pi, one, torch.tensor([0]), torch.tensor([0.5]).log(), advantage * one, one, 0.2, 0.0)
         assert loss.item() == pytest.approx(expected, abs=1e-5)

@@ -63,7 +63,8 @@ def test_the_penalty_solves_cartpole(monkeypatch):
 @pytest.mark.parametrize("kl, old, new", [(0.031, 4, 8), (0.029, 4, 4), (0.014, 4, 4), (0.013, 4, 2), (0.1, 8e3, 1e4)])
 def test_the_penalty_moves_beta(monkeypatch, kl, old, new):
     module = load(recipe="penalty")
-    monkeypatch.setattr(module, "update", lambda agent, *_: (0 * agent.beta.fill_(old) + kl, torch.tensor(0.0)))
+    monkeypatch.setattr(module, "update", lambda agent, *_: agent.beta.fill_(old))
+    monkeypatch.setattr(module, "kl_divergence", lambda *_: torch.tensor(kl))
     agent, _ = module.train(module.Config(total_steps=125))  # a single update, in which the target is 0.02
     assert agent.state_dict()["beta"] == new
 
@@ -75,21 +76,17 @@ def test_the_gradients_of_the_critics(critic):
     buffer = module.RolloutBuffer(5, 3, 4)
     buffer.obs, buffer.next_obs, buffer.reward = torch.randn(5, 3, 4), torch.randn(5, 3, 4), torch.randn(5, 3)
     buffer.action, buffer.terminated = torch.randint(2, (5, 3)), torch.rand(5, 3) < 0.3
-    torch.manual_seed(0)
     module.update(agent, torch.optim.SGD(agent.parameters(), 0), buffer, module.Config(critic=critic, max_grad_norm=99))
-    torch.manual_seed(0)
-    next_action = agent.pi(buffer.next_obs).sample()
-    psi, log_pi, loss = torch.zeros(5, 3), torch.zeros(5, 3), 0
+    mean_q, loss = np.mean([agent.q(buffer.obs[i])[buffer.action[i]].item() for i in np.ndindex(5, 3)]), 0
     for i in np.ndindex(5, 3):
         s, next_s, a = agent.scale(buffer.obs[i]), agent.scale(buffer.next_obs[i]), buffer.action[i]
         gamma = 0 if buffer.terminated[i] else 0.995
         q, v, probs = agent.q_critic(s)[a], agent.critic(s)[0], agent.policy(s).softmax(0)
-        q_error = buffer.reward[i] + gamma * agent.q_critic(next_s)[next_action[i]].item() - q
+        next_probs, next_q = agent.policy(next_s).softmax(0).tolist(), agent.q_critic(next_s).tolist()
+        q_error = buffer.reward[i] + gamma * np.dot(next_probs, next_q) - q
         v_error = buffer.reward[i] + gamma * agent.critic(next_s)[0].item() - v
-        psi[i], error = (q.item(), q_error**2) if critic == "q" else ((q - v).item(), q_error**2 + v_error**2)
-        log_pi[i] = probs[a].log()
-        loss += (0.5 * error + 0.01 * (probs * probs.log()).sum()) / 15
-    loss -= ((psi - psi.mean()) / psi.std() * log_pi).mean()
+        weight, error = (q - mean_q, q_error**2) if critic == "q" else (q - v, q_error**2 + v_error**2)
+        loss += (0.5 * error - weight.item() * probs[a].log() + 0.01 * (probs * probs.log()).sum()) / 15
     trained = [x for x in agent.parameters() if x.grad is not None]
     torch.testing.assert_close(torch.autograd.grad(loss, trained), tuple(x.grad for x in trained))
 
@@ -114,9 +111,8 @@ import os, signal, torch, ppo_discrete
 rank, update = os.environ["RANK"], ppo_discrete.update
 def noted_update(agent, optimizer, batch, *args):
     rank == "1" and os.path.exists("result.pt") and signal.raise_signal(signal.SIGINT)  # Ctrl-C, in the second update
-    result = update(agent, optimizer, batch, *args)
+    update(agent, optimizer, batch, *args)
     torch.save((agent.state_dict(), batch[0]), "result.pt")
-    return result
 ppo_discrete.update = noted_update
 os.mkdir(rank), os.chdir(rank)
 ppo_discrete.main()
@@ -142,14 +138,21 @@ def test_async_environments_train_as_others_do():
 def test_wandb_gets_what_is_printed(capsys):
     run(load(recipe="wandb"), "--total-steps 500 --eval-episodes 0")
     lines = re.findall(r"step (\d+) .*: (\S+)  kl (\S+)  entropy (\S+)", capsys.readouterr().out)
-    calls = [call.args for call in sys.modules["wandb"].init().__enter__().log.call_args_list]
-    assert lines == [(str(step), f"{log['average_score']:.6g}", f"{log['kl']:.2g}", f"{log['entropy']:.2g}")
-                     for log, step in calls]
+    logs = [mock.log.call_args_list for mock in (sys.modules["wandb"].init().__enter__(), sys.modules["wandb"])]
+    assert lines == [(str(step), f"{log['average_score']:.6g}", f"{other['kl']:.2g}", f"{other['entropy']:.2g}")
+                     for (log, step), (other, _) in zip(*[[call.args for call in calls] for calls in logs], strict=True)]
+
+
+@pytest.mark.parametrize("env_id, error", [("Nonsense-v0", gym.error.NameNotFound), ("Pendulum-v1", AssertionError)])
+def test_after_async_environments_that_fail_ctrl_c_still_works(env_id, error):
+    with pytest.raises(error):
+        load(recipe="async").make_envs(env_id, 2)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_learning_rate_falls_along_a_cosine(monkeypatch):
     module, rates = load(recipe="optimizer"), []
-    monkeypatch.setattr(module, "update", lambda agent, adamw, *_: (rates.append(adamw.param_groups[0]["lr"]) or 0, 0))
+    monkeypatch.setattr(module, "update", lambda agent, adamw, *_: rates.append(adamw.param_groups[0]["lr"]))
     module.train(module.Config(total_steps=500, learning_rate=0.02))
     assert rates == pytest.approx([0.02, 0.01 + 0.01 / 2**0.5, 0.01, 0.01 - 0.01 / 2**0.5])
 

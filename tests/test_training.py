@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -68,7 +69,7 @@ def test_a_rollout_holds_each_step_with_what_it_led_to(name, corridor):
     module = load(name)
     envs = module.make_envs(corridor(name, 3), 2)
     obs, _ = envs.reset(seed=0)
-    agent = module.ActorCritic(torch.Tensor(obs), 2, 8, *([0.0] if name == "ppo_continuous" else []))
+    agent = module.ActorCritic(torch.Tensor(obs), 2, 8)
     buffer = module.RolloutBuffer(7, 2, 2, *([2] if name == "ppo_continuous" else []))
     obs, scores = buffer.collect(envs, agent, obs)
     place, episode = buffer.obs.floor().unbind(-1)
@@ -146,13 +147,68 @@ def test_all_environments_are_closed_whatever_ends_the_run(name, kind, corridor,
     assert sum(event == "close" for event, _ in log) == (1 if name == "reinforce" else 3)
 
 
-@pytest.mark.parametrize("limit, end, score", [(4, 2, 2), (None, None, 10_000)])  # the second episodes have 4 steps
-@pytest.mark.parametrize("name", ROLLOUT)
-def test_evaluate_plays_an_episode_of_at_most_10_000_steps_in_each_environment(name, limit, end, score, corridor):
+class Uneven(Corridor):
+    """An episode has 2 to 8 steps, which its random start tells."""
+
+    def step(self, action):
+        self.end = 2 + int(7 * self.start)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_evaluate_gives_the_scores_of_whole_first_episodes(name, corridor):
     module = load(name)
     agent, _ = module.train(config_of(name, total_steps=0, env_id=corridor(name)))
-    envs = module.make_envs(corridor(name, limit, end=end, odd=True), 2)
-    assert module.evaluate(agent, envs).tolist() == [score, score]
+    log = []
+    task = corridor(name, None, kind=Uneven, log=log)
+    if name == "reinforce":  # which plays its episodes one after another
+        scores = module.evaluate(agent, module.make_env(task), 6)
+        events = "".join(event[0] for event, _ in log)  # a letter for each reset and step
+        assert scores.tolist() == [len(steps) for steps in events.split("r")[2:]]
+    else:
+        envs = module.make_envs(task, 6)
+        starts, scores = envs.reset(seed=500)[0][:, 0], module.evaluate(agent, envs)
+        assert scores.tolist() == [2 + int(7 * start) for start in starts]
+    assert len(set(scores)) > 2
+
+
+class Circles(gym.Env):
+    """Example 13.1 of Sutton and Barto: all states look the same, and in the second one left is right."""
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        right = action == (self.state != 1)
+        self.state = self.state + 1 if right else max(self.state - 1, 0)
+        return np.ones(1, np.float32), -1.0, self.state == 3, False, {}
+
+
+def test_a_policy_that_goes_in_circles_is_stopped(register):
+    module = load("reinforce")
+    gym.register("Circles-v0", Circles)
+    agent, history = module.train(config_of("reinforce", env_id="Circles-v0", total_steps=60))
+    assert all(-10_000 <= score <= -3 for _, score in history)
+    with closing(module.make_env("Circles-v0")) as env:
+        assert module.evaluate(agent, env, 1).tolist() == [-10_000]
+    del gym.registry["Circles-v0"]
+
+
+@pytest.mark.parametrize("name", ROLLOUT)
+def test_evaluate_stops_after_10_000_steps(name, corridor):
+    agent, _ = load(name).train(config_of(name, total_steps=0, env_id=corridor(name)))
+    assert load(name).evaluate(agent, load(name).make_envs(corridor(name, None), 1)).tolist() == [10_000]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_history_has_each_score_with_its_step(name, corridor):
+    """Episodes of 5 steps, in rollouts of 3 environments and 8 steps each."""
+    _, history = load(name).train(config_of(name, env_id=corridor(name, 5, reward=2.0), total_steps=96))
+    steps = range(5, 105, 5) if name == "reinforce" else [-(-end // 8) * 24 for end in range(5, 33, 5) for _ in range(3)]
+    assert history[:18] == [(step, 10.0) for step in steps][:18]
 
 
 @pytest.mark.parametrize("low, high", [(-2.0, 2.0), (0.1, 0.7), (-1000.0, 3.0)])

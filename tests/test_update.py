@@ -15,6 +15,7 @@ from torch.distributions import Categorical, Independent, Normal
 
 SETTINGS = dict(gamma=0.9, learning_rate=0.02, max_grad_norm=0.05, seed=3)
 ROLLOUTS = SETTINGS | dict(entropy_coef=0.1, num_steps=12, total_steps=72)
+CRITIC = ROLLOUTS | dict(critic_learning_rate=0.05)
 PASSES = ROLLOUTS | dict(gae_lambda=0.7, clip_eps=0.1, epochs=3)
 
 
@@ -37,10 +38,11 @@ class Slow:
         if name != "reinforce":
             self.envs = gym.wrappers.vector.NormalizeReward(self.envs, config.gamma)
         self.obs, _ = self.envs.reset(seed=1000 * config.seed)
-        sigma = [config.init_log_std] if name == "ppo_continuous" else []
         network = load(name).Policy if name == "reinforce" else load(name).ActorCritic
-        self.agent = network(torch.Tensor(self.obs), 2, config.hidden_size, *sigma)
-        self.optimizer = torch.optim.Adam(self.agent.parameters())
+        self.agent = network(torch.Tensor(self.obs), 2, config.hidden_size)
+        self.groups = [[weights for part, weights in self.agent.named_parameters() if ("critic" in part) == critic]
+                       for critic in (False, True)]
+        self.optimizer = torch.optim.Adam([dict(params=group) for group in self.groups if group])
         self.centre = self.obs.mean(0, dtype=float)
 
     def scaled(self, obs):
@@ -58,26 +60,30 @@ class Slow:
         return self.agent.critic(self.scaled(obs)).squeeze(-1)
 
     def play_step(self):
-        """A step of each environment: (obs, action, reward, next_obs, terminated, done)."""
+        """A step of each environment: (obs, action, reward, next_obs, terminated, done, log_prob)."""
         with torch.no_grad():
-            action = self.pi(self.obs).sample().numpy()
+            pi = self.pi(self.obs)
+            action = pi.sample()
+            log_prob, action = pi.log_prob(action), action.numpy()
         played = 2 * action.clip(-1, 1) if self.name == "ppo_continuous" else action  # the Box goes from -2 to 2
         obs, (self.obs, reward, terminated, truncated, info) = self.obs, self.envs.step(played)
         done = terminated | truncated
         next_obs = [info["final_obs"][n] if done[n] else self.obs[n] for n in range(len(done))]
-        return list(zip(obs, action, reward, next_obs, terminated, done))
+        return list(zip(obs, action, reward, next_obs, terminated, done, log_prob))
 
     def include(self, steps):
         """Includes the observations in their scale. Returns the columns of the steps."""
-        obs, action, reward, next_obs, terminated, done = map(np.array, zip(*steps))
+        obs, action, reward, next_obs, terminated, done, log_prob = map(np.array, zip(*steps))
         self.seen += list(obs.astype(float))
-        return obs, torch.tensor(action), torch.tensor(reward), next_obs, torch.tensor(terminated), torch.tensor(done)
+        return obs, torch.tensor(action), torch.tensor(reward), next_obs, *map(torch.tensor, (terminated, done, log_prob))
 
     def play_rollout(self):
         return self.include([step for _ in range(self.config.num_steps) for step in self.play_step()])
 
     def descend(self, loss):
-        self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * (1 - self.env_step / self.config.total_steps)
+        critics = getattr(self.config, "critic_learning_rate", self.config.learning_rate)
+        for group, rate in zip(self.optimizer.param_groups, (self.config.learning_rate, critics)):
+            group["lr"] = rate * (1 - self.env_step / self.config.total_steps)
         self.optimizer.zero_grad()
         loss.backward()
         grads = [weights.grad for weights in self.agent.parameters()]
@@ -88,16 +94,12 @@ class Slow:
         self.optimizer.step()
 
 
-def normalised(x):
-    return (x - x.mean()) / x.std()
-
-
 def slow_ppo(slow):
     config, clipped = slow.config, 0
     while slow.env_step < config.total_steps:
-        obs, action, reward, next_obs, terminated, done = slow.play_rollout()
+        obs, action, reward, next_obs, terminated, done, old_log_prob = slow.play_rollout()
         with torch.no_grad():
-            old_log_prob, value, next_value = slow.pi(obs).log_prob(action), slow.value(obs), slow.value(next_obs)
+            value, next_value = slow.value(obs), slow.value(next_obs)
         advantage = torch.zeros(len(obs))
         for i in range(len(obs)):
             weight = 1.0
@@ -114,7 +116,7 @@ def slow_ppo(slow):
             for k in range(config.num_minibatches):
                 size = len(obs) // config.num_minibatches
                 mb = order[k * size : (k + 1) * size]
-                pi, gain = slow.pi(obs[mb]), normalised(advantage[mb])
+                pi, gain = slow.pi(obs[mb]), (advantage[mb] - advantage[mb].mean()) / advantage[mb].std()
                 ratio = (pi.log_prob(action[mb]) - old_log_prob[mb]).exp()
                 low, high = 1 - config.clip_eps, 1 + config.clip_eps
                 objective = torch.where(gain > 0, ratio.clamp(max=high), ratio.clamp(min=low)) * gain
@@ -128,11 +130,10 @@ def slow_ppo(slow):
 def slow_actor_critic(slow):
     config = slow.config
     while slow.env_step < config.total_steps:
-        obs, action, reward, next_obs, terminated, done = slow.play_rollout()
+        obs, action, reward, next_obs, terminated, done, _ = slow.play_rollout()
         target = reward + config.gamma * slow.value(next_obs).detach() * ~terminated
         delta, pi = target - slow.value(obs), slow.pi(obs)
-        psi = normalised(delta.detach())
-        slow.descend((-psi * pi.log_prob(action) + delta**2 / 2 - config.entropy_coef * pi.entropy()).mean())
+        slow.descend((-delta.detach() * pi.log_prob(action) + delta**2 / 2 - config.entropy_coef * pi.entropy()).mean())
         slow.env_step += len(obs)
     assert terminated.any() and (done & ~terminated).any()
 
@@ -144,7 +145,7 @@ def slow_reinforce(slow):
         episodes = [[]]
         while len(episodes) <= config.num_episodes:
             episodes[-1] += slow.play_step()
-            if episodes[-1][-1][-1]:
+            if episodes[-1][-1][-2]:
                 episodes.append([])
         obs, action, *_ = slow.include([step for episode in episodes for step in episode])
         rewards = [[step[2] for step in episode] for episode in episodes[:-1]]
@@ -157,7 +158,7 @@ def slow_reinforce(slow):
 
 
 ALGORITHMS = dict(ppo_discrete=(slow_ppo, PASSES), ppo_continuous=(slow_ppo, PASSES),
-                  actor_critic=(slow_actor_critic, ROLLOUTS), reinforce=(slow_reinforce, SETTINGS | dict(total_steps=20)))
+                  actor_critic=(slow_actor_critic, CRITIC), reinforce=(slow_reinforce, SETTINGS | dict(total_steps=20)))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -19,7 +19,7 @@ EDITS = [  # name, scripts, (old text, new text) or None, flags
     ("truncation taken for termination", PPO,
      ("torch.as_tensor(terminated)", "torch.as_tensor(terminated | truncated)"), ""),
     ("log-probability of the clipped action", [CONTINUOUS],
-     ("agent.act(obs)\n", "agent.act(obs).clip(-1, 1)\n"), ""),
+     ("pi.log_prob(self.action[t])", "pi.log_prob(self.action[t].clip_(-1, 1))"), ""),
     ("no factor 0.01 at the policy's output", PPO, ("self.policy[-1].weight *= 0.01", "pass"), ""),
     ("λ = 0", [DISCRETE], None, "--gae-lambda 0"),
     ("λ = 1", [DISCRETE], None, "--gae-lambda 1"),

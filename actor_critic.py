@@ -5,9 +5,9 @@
 
 The policy π(a|s), or actor, gives the probability of action a in state s. The code calls a state
 obs. The critic V(s) predicts the return, which is the sum of the rewards that follow. In this sum,
-a reward k steps later is multiplied by γ^k. After step t, the target r_t + γ V(s_{t+1}) is a better
-prediction than V(s_t), since r_t is known. So V(s_t) is trained towards the target. The TD error
-δ_t tells how much better the step went than expected.
+a reward k steps later is multiplied by γ^k, where γ is a little below 1. After step t, its reward
+r_t is known. So the target r_t + γ V(s_{t+1}) is usually a better prediction than V(s_t), which is
+trained towards it. The TD error δ_t tells how much better the step went than expected.
 
     δ_t = r_t + γ V(s_{t+1}) - V(s_t)                         TD error             [1] Eq. 6.5
     L   = -E[δ_t log π(a_t|s_t)]                              loss of the policy   [1] Sec. 13.5
@@ -16,10 +16,10 @@ prediction than V(s_t), since r_t is known. So V(s_t) is trained towards the tar
 
 E is the mean over the steps of one update, which are T steps of N environments. In the loss of the
 policy δ_t counts as a constant, and in that of the critic the target does. Lowering L makes an
-action more likely if δ_t > 0, and less likely if δ_t < 0.
-If an episode terminates, nothing follows, and V(s_{t+1}) counts as 0. If its time is up, V(s_{t+1})
-stands for what would have followed. The entropy H is high while the policy is undecided. README.md
-explains each line.
+action more likely if δ_t > 0, and less likely if δ_t < 0. If an episode terminates, nothing
+follows, and V(s_{t+1}) counts as 0. If its time is up, V(s_{t+1}) stands for what would have
+followed. The entropy H is high while the policy is undecided, and its weight c is a setting.
+README.md explains each line.
 
 `python actor_critic.py` solves CartPole (average score 475) after about 17,000 of 60,000 steps.
 
@@ -153,7 +153,7 @@ class RolloutBuffer:
             self.action[t] = torch.as_tensor(action)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
-            for n in np.flatnonzero(terminated | truncated):  # make_envs puts both into info
+            for n in np.flatnonzero(terminated | truncated):  # make_envs adds both to info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -196,7 +196,7 @@ def train(config):
     steps = config.num_envs * config.num_steps
     assert steps > 0, "a rollout needs at least one step"
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # so that V soon predicts numbers of about 1
+        envs = NormalizeReward(envs, config.gamma)  # so that V predicts small numbers
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
@@ -214,7 +214,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # the next rollout has this scale
+                agent.scale.include(buffer.obs.flatten(0, 1))  # the next rollout uses this scale
                 update(agent, optimizer, buffer, config)
 
                 if env_step >= next_report:
@@ -251,7 +251,7 @@ def report(config, env_step, history, agent, buffer):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
-    obs, _ = envs.reset(seed=1000 * seed + 500)  # the 500 seeds before these are for training
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # training begins with lower seeds
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):

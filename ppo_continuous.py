@@ -4,8 +4,8 @@
 """PPO (Proximal Policy Optimization) for continuous actions, in one file.
 
 The policy π(a|s) gives the probability density of action a in state s. The code calls a state obs.
-The critic V(s) predicts the return, which is the sum of the rewards that follow. In this sum, a
-reward k steps later is multiplied by γ^k.
+Action a_t in state s_t gives the reward r_t. The critic V(s) predicts the return, the sum of the
+rewards that follow, in which a reward k steps later is multiplied by γ^k.
 
 An action is a vector of real numbers, each with a Gaussian of its own. A network gives the means.
 The logarithm of each standard deviation σ is learned, too, and is the same in all states.
@@ -22,9 +22,10 @@ critic before the first epoch.
           + ½ E[(V(s_t) - R_t)²]                      loss of the critic  [1] Eq. 9
           - c E[H(π(·|s_t))]                          entropy bonus       [1] Eq. 9
 
-Â_t says how much better action a_t turned out than V_old expected. If an episode ends with step t,
-Â_{t+1} counts as 0. If it terminates, V_old(s_{t+1}) does, too. E is the mean over a minibatch, in
-which Â_t is first shifted to mean 0 and scaled to deviation 1. If Â_t > 0, L falls as ρ_t rises, up
+The numbers γ, λ, ε and c are settings. Â_t says how much better action a_t turned out than V_old
+expected. If an episode or the rollout ends with step t, Â_{t+1} counts as 0. If an episode
+terminates, V_old(s_{t+1}) does, too. E is the mean over a minibatch. In the loss of the policy, Â_t
+is first shifted to mean 0 and scaled to standard deviation 1. If Â_t > 0, L falls as ρ_t rises, up
 to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. The rollout tells little about policies that
 are further from π_old. The entropy H is high while π is undecided. README.md explains each line.
 
@@ -76,7 +77,7 @@ class Config:
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
     render: bool = False  # after training, play an episode in a window
 
-    def __post_init__(self):  # numpy's numbers become Python's, as a checkpoint holds no others
+    def __post_init__(self):  # numpy's numbers become Python's, as load takes no others
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -183,7 +184,7 @@ class RolloutBuffer:
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
             self.done[t] = torch.as_tensor(done)
-            for n in np.flatnonzero(done):  # make_envs, below, puts both entries into info
+            for n in np.flatnonzero(done):  # make_envs adds final_obs and episode to info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -246,7 +247,7 @@ def train(config):
         raise FileExistsError(f"save={config.save!r} would overwrite a file that was not loaded")
 
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # so that V soon predicts numbers of about 1
+        envs = NormalizeReward(envs, config.gamma)  # so that V predicts small numbers
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         action_dim = envs.single_action_space.shape[0]
@@ -267,7 +268,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # the next rollout has this scale
+                agent.scale.include(buffer.obs.flatten(0, 1))  # the next rollout uses this scale
                 batch = make_batch(buffer, agent, config)
                 update(agent, optimizer, batch, entropy_coef, config)
 
@@ -290,8 +291,7 @@ class QuickAdam(optim.Adam):
     step = torch.no_grad()(inspect.unwrap(optim.Adam.step))
 
 
-# The command line has these defaults for any --env-id but Pendulum-v1. In Python, write
-# Config(**OTHER_TASKS | dict(env_id="HalfCheetah-v5")).
+# Defaults for any other --env-id. In Python, Config(**OTHER_TASKS | dict(env_id="Hopper-v5")).
 OTHER_TASKS = dict(
     total_steps=1_000_000,
     num_envs=16,
@@ -326,7 +326,7 @@ def report(config, env_step, history, agent, buffer):
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
     pi = agent.pi(buffer.obs)
     log_ratio = pi.log_prob(buffer.action) - buffer.log_prob
-    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 is 0 on average, and reduces noise [3]
+    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1, 0 on average, reduces noise [3]
     entropy = pi.entropy().mean()
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
@@ -336,16 +336,16 @@ def save(config, agent, optimizer, envs, env_step):
     """Writes config.save, under another name first, so that a crash leaves the old file whole."""
     if config.save:
         returns = {name: float(x) for name, x in vars(envs.return_rms).items()}  # mean, var, count
-        checkpoint = dict(settings=vars(config) | dict(save="", load=""), env_step=env_step,
-                          agent=agent.state_dict(), optimizer=optimizer.state_dict(),
-                          returns=returns)
+        settings = vars(config) | dict(save="", load="", render=False)
+        checkpoint = dict(settings=settings, env_step=env_step, agent=agent.state_dict(),
+                          optimizer=optimizer.state_dict(), returns=returns)
         torch.save(checkpoint, f"{config.save}.tmp")
         os.replace(f"{config.save}.tmp", config.save)
 
 
 def load(config, agent, optimizer, envs):
     """Restores the checkpoint config.load. Returns its env_step, and obs of new episodes."""
-    checkpoint = torch.load(config.load, weights_only=True)  # a stranger's file cannot run code
+    checkpoint = torch.load(config.load, weights_only=True)  # unpickles no code
     agent.load_state_dict(checkpoint["agent"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     vars(envs.return_rms).update(checkpoint["returns"])
@@ -357,7 +357,7 @@ def load(config, agent, optimizer, envs):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
-    obs, _ = envs.reset(seed=1000 * seed + 500)  # the 500 seeds before these are for training
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # training begins with lower seeds
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):

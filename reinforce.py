@@ -7,7 +7,7 @@ The policy π(a|s) is a small network. It gives the probability of each action a
 code calls a state obs, for observation. The policy plays N episodes. The return G_t is the sum of
 the rewards from step t on. In this sum, a reward k steps later is multiplied by γ^k, where the
 discount γ is a little below 1. The baseline b_t is the mean of the N returns at step t, where an
-episode that is over counts as 0. It tells what was to be expected.
+episode that is over counts as 0. It estimates what was to be expected.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)]             loss, with baseline    [1] Eq. 13.11, [2]
@@ -112,13 +112,13 @@ def play(agent, env, greedy=False):
     """Plays an episode of T steps. Returns obs (T, obs_dim), action (T,) and reward (T,)."""
     all_obs, all_actions, all_rewards = [], [], []
     obs, _ = env.reset()
-    for _ in range(10_000):  # steps at most, as a policy may go in circles for ever
+    for _ in range(10_000):  # steps at most, as a policy may go in circles forever
         action = agent.act(obs, greedy)
         all_obs.append(torch.Tensor(obs))
         obs, reward, terminated, truncated, _ = env.step(action)
         all_actions.append(action)
         all_rewards.append(float(reward))
-        if terminated or truncated:  # the pole fell, or time is up
+        if terminated or truncated:  # the episode is over
             break
     return torch.stack(all_obs), torch.tensor(all_actions), torch.tensor(all_rewards)
 
@@ -133,7 +133,7 @@ def compute_returns(reward, gamma):
 
 def subtract_baseline(returns):
     """The differences G_t - b_t of N episodes. returns and differences are lists of N tensors."""
-    baseline = pad_sequence(returns).mean(1)  # (longest T,), with 0 beyond an episode's end
+    baseline = pad_sequence(returns).mean(1)  # over N of (longest T, N), with 0 after an end
     return [return_ - baseline[:len(return_)] for return_ in returns]
 
 
@@ -214,7 +214,7 @@ def report(config, env_step, history, entropy):
 
 def evaluate(agent, env, episodes, seed=0):
     """Returns the scores (episodes,) of greedy episodes."""
-    env.reset(seed=1000 * seed + 500)  # the 500 seeds before these are for training
+    env.reset(seed=1000 * seed + 500)  # training begins with lower seeds
     scores = []
     for _ in range(episodes):
         _, _, reward = play(agent, env, greedy=True)

@@ -26,6 +26,13 @@ TASK = {name: "Pendulum-v1" if name == "ppo_continuous" else "CartPole-v1" for n
 DISCRETE, BOX = gym.spaces.Discrete(2), gym.spaces.Box(-2, 2, (2,), np.float64)
 
 
+def pytest_generate_tests(metafunc):
+    """A test of `ppo`, `rollout` or `script` runs once for each of these scripts, by name."""
+    for argument, names in dict(ppo=PPO, rollout=ROLLOUT, script=SCRIPTS).items():
+        if argument in metafunc.fixturenames:
+            metafunc.parametrize(argument, names)
+
+
 def load(name):
     return importlib.import_module(name)
 

@@ -31,15 +31,14 @@ def resumed(config, **settings):
     return type(config)(**vars(config) | dict(save="", load="kept.pt") | settings)
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_checkpoint_brings_everything_back_to_the_last_bit(name, checkpoint, monkeypatch):
+def test_a_checkpoint_brings_everything_back_to_the_last_bit(ppo, checkpoint, monkeypatch):
     """A run that Ctrl-C ends before its first step saves what it has loaded."""
-    agent, config = checkpoint(name)
-    again, history = load(name).train(resumed(config))
+    agent, config = checkpoint(ppo)
+    again, history = load(ppo).train(resumed(config))
     assert history == [] and plain(again.state_dict()) == plain(agent.state_dict())
     with monkeypatch.context() as patch:
-        patch.setattr(load(name).RolloutBuffer, "collect", lambda *_: signal.raise_signal(signal.SIGINT))
-        load(name).train(resumed(config, save="again.pt", total_steps=480))
+        patch.setattr(load(ppo).RolloutBuffer, "collect", lambda *_: signal.raise_signal(signal.SIGINT))
+        load(ppo).train(resumed(config, save="again.pt", total_steps=480))
     kept, again = torch.load("kept.pt"), torch.load("again.pt")
     assert again.pop("settings") == kept["settings"] | dict(total_steps=480)
     again["optimizer"]["param_groups"][0]["lr"] = kept["optimizer"]["param_groups"][0]["lr"]  # that of its step
@@ -48,19 +47,17 @@ def test_a_checkpoint_brings_everything_back_to_the_last_bit(name, checkpoint, m
     assert kept["returns"]["count"] == pytest.approx(240, abs=0.01) and kept["returns"]["mean"] != 0
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_an_agent_plays_the_same_under_another_seed_and_number_of_environments(name, checkpoint):
-    agent, config = checkpoint(name)
-    again, _ = load(name).train(resumed(config, seed=5, num_envs=4, num_minibatches=2))
+def test_an_agent_plays_the_same_under_another_seed_and_number_of_environments(ppo, checkpoint):
+    agent, config = checkpoint(ppo)
+    again, _ = load(ppo).train(resumed(config, seed=5, num_envs=4, num_minibatches=2))
     obs = torch.randn(50, 2) * 3
     assert torch.equal(agent.value(obs), again.value(obs))
     assert (agent.act(obs, greedy=True) == again.act(obs, greedy=True)).all()
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_resumed_run_goes_on_at_its_step_with_the_rate_of_that_step(name, checkpoint, monkeypatch, capsys):
-    module, rates = load(name), []
-    agent, config = checkpoint(name)
+def test_a_resumed_run_goes_on_at_its_step_with_the_rate_of_that_step(ppo, checkpoint, monkeypatch, capsys):
+    module, rates = load(ppo), []
+    agent, config = checkpoint(ppo)
     step = module.QuickAdam.step
     monkeypatch.setattr(module.QuickAdam, "step", lambda adam: (rates.append(adam.param_groups[0]["lr"]), step(adam)))
     capsys.readouterr()
@@ -69,9 +66,8 @@ def test_a_resumed_run_goes_on_at_its_step_with_the_rate_of_that_step(name, chec
     assert capsys.readouterr().out.startswith("step 264 of 480 ") and not torch.equal(weights_of(again), weights_of(agent))
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated(name, corridor, monkeypatch):
-    module, starts = load(name), []
+def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated(ppo, corridor, monkeypatch):
+    module, starts = load(ppo), []
     collect = module.RolloutBuffer.collect
 
     def noted(buffer, envs, agent, obs):
@@ -81,7 +77,7 @@ def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated
         return result
 
     monkeypatch.setattr(module.RolloutBuffer, "collect", noted)
-    config = config_of(name, env_id=corridor(name), save="kept.pt")
+    config = config_of(ppo, env_id=corridor(ppo), save="kept.pt")
     weights = []
     for settings in (config, resumed(config, total_steps=480), resumed(config, total_steps=480)):
         starts.append([])
@@ -90,9 +86,8 @@ def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated
     assert len(starts[0]) > 280 and not set(starts[0]) & set(starts[1])
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_it_is_written_at_each_printed_line_and_on_ctrl_c(name, corridor, monkeypatch, capsys):
-    module, steps, reports = load(name), [], []
+def test_it_is_written_at_each_printed_line_and_on_ctrl_c(ppo, corridor, monkeypatch, capsys):
+    module, steps, reports = load(ppo), [], []
     replace, report = os.replace, module.report
 
     def stop_at_the_third(config, env_step, *rest):
@@ -103,31 +98,29 @@ def test_it_is_written_at_each_printed_line_and_on_ctrl_c(name, corridor, monkey
 
     monkeypatch.setattr(os, "replace", lambda *paths: (steps.append(torch.load(paths[0])["env_step"]), replace(*paths)))
     monkeypatch.setattr(module, "report", stop_at_the_third)
-    agent, _ = module.train(config_of(name, env_id=corridor(name), save="kept.pt"))
+    agent, _ = module.train(config_of(ppo, env_id=corridor(ppo), save="kept.pt"))
     assert steps == reports and len(steps) == 3 and torch.load("kept.pt")["env_step"] == reports[-1]
     assert plain(torch.load("kept.pt")["agent"]) == plain(agent.state_dict())
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_crash_in_the_first_update_leaves_no_file(name, monkeypatch):
+def test_a_crash_in_the_first_update_leaves_no_file(ppo, monkeypatch):
     def crash(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(load(name), "update", crash)
+    monkeypatch.setattr(load(ppo), "update", crash)
     with pytest.raises(ZeroDivisionError):
-        load(name).train(config_of(name, save="kept.pt"))
+        load(ppo).train(config_of(ppo, save="kept.pt"))
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_checkpoints_settings_are_the_defaults_of_the_command_that_loads_it(name, corridor, run_main, monkeypatch):
-    module, task = load(name), corridor(name)
-    run_main(name, f"--env-id {task} --hidden-size 7 --num-envs 3 --num-steps 8 --num-minibatches 2 --total-steps 48 "
+def test_a_checkpoints_settings_are_the_defaults_of_the_command_that_loads_it(ppo, corridor, run_main, monkeypatch):
+    module, task = load(ppo), corridor(ppo)
+    run_main(ppo, f"--env-id {task} --hidden-size 7 --num-envs 3 --num-steps 8 --num-minibatches 2 --total-steps 48 "
                    "--eval-episodes 2 --save kept.pt")
     configs = []
     monkeypatch.setattr(module, "train", lambda config, f=module.train: (configs.append(config), f(config))[1])
-    assert run_main(name, "--load kept.pt") == "greedy evaluation: 5 over 2 episodes\n"
-    run_main(name, "--load kept.pt --save kept.pt --total-steps 96 --num-envs 4")
+    assert run_main(ppo, "--load kept.pt") == "greedy evaluation: 5 over 2 episodes\n"
+    run_main(ppo, "--load kept.pt --save kept.pt --total-steps 96 --num-envs 4")
     first, then = map(vars, configs)
     given = dict(hidden_size=7, num_envs=3, num_steps=8, num_minibatches=2, total_steps=48, eval_episodes=2)
     assert first == vars(module.Config()) | module.OTHER_TASKS | given | dict(env_id=task, load="kept.pt")
@@ -138,60 +131,55 @@ def test_a_checkpoints_settings_are_the_defaults_of_the_command_that_loads_it(na
     assert plain(agent.state_dict()) == plain(kept["agent"])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_numpys_numbers_train_and_are_kept_as_pythons(name):
-    config = config_of(name)
+def test_numpys_numbers_train_and_are_kept_as_pythons(script):
+    config = config_of(script)
     numbers = dict(learning_rate=np.logspace(-4, -2, 3)[1], hidden_size=np.int64(9), gamma=np.float32(0.5), seed=np.int64(1))
-    config = type(config)(**vars(config) | numbers | (dict(save="kept.pt") if name in PPO else {}))
+    config = type(config)(**vars(config) | numbers | (dict(save="kept.pt") if script in PPO else {}))
     assert all(type(x) in (int, float, str, bool) for x in vars(config).values())
-    agent, _ = load(name).train(config)
-    if name in PPO:
-        again, _ = load(name).train(resumed(config))
+    agent, _ = load(script).train(config)
+    if script in PPO:
+        again, _ = load(script).train(resumed(config))
         assert plain(again.state_dict()) == plain(agent.state_dict())
-        load(name).train(resumed(config, total_steps=480))
+        load(script).train(resumed(config, total_steps=480))
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_save_that_dies_halfway_leaves_the_checkpoint_before_it(name, checkpoint, monkeypatch):
+def test_a_save_that_dies_halfway_leaves_the_checkpoint_before_it(ppo, checkpoint, monkeypatch):
     def half(checkpoint, path):
         with open(path, "wb") as file:
             file.write(b"half a file")
         raise OSError("No space left on device")
 
-    _, config = checkpoint(name)
+    _, config = checkpoint(ppo)
     before = open("kept.pt", "rb").read()
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(OSError, match="No space left"):
-        load(name).train(resumed(config, save="kept.pt", total_steps=480))
+        load(ppo).train(resumed(config, save="kept.pt", total_steps=480))
     assert open("kept.pt", "rb").read() == before
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_file_that_was_not_loaded_is_never_overwritten(name, checkpoint):
-    _, config = checkpoint(name)
+def test_a_file_that_was_not_loaded_is_never_overwritten(ppo, checkpoint):
+    _, config = checkpoint(ppo)
     open("precious.txt", "w").write("work of years")
     for save, load_ in [("precious.txt", ""), ("precious.txt", "kept.pt"), ("kept.pt", "")]:
         before = open(save, "rb").read()
         with pytest.raises(FileExistsError, match=f"save='{save}' would overwrite"):
-            load(name).train(resumed(config, save=save, load=load_))
+            load(ppo).train(resumed(config, save=save, load=load_))
         assert open(save, "rb").read() == before
 
 
 @pytest.mark.parametrize("save", ["no/such/folder.pt", "."])
-@pytest.mark.parametrize("name", PPO)
-def test_a_path_that_cannot_be_written_ends_the_run_with_its_first_line(name, save, capsys):
+def test_a_path_that_cannot_be_written_ends_the_run_with_its_first_line(ppo, save, capsys):
     with pytest.raises((OSError, RuntimeError)):
-        load(name).train(config_of(name, save=save))
+        load(ppo).train(config_of(ppo, save=save))
     assert capsys.readouterr().out.count("\n") <= 1
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_a_run_that_dies_of_nan_leaves_the_good_checkpoint(name, checkpoint, corridor):
-    _, config = checkpoint(name)
+def test_a_run_that_dies_of_nan_leaves_the_good_checkpoint(ppo, checkpoint, corridor):
+    _, config = checkpoint(ppo)
     before = plain(torch.load("kept.pt"))
-    broken = corridor(name, reward=float("nan"))
+    broken = corridor(ppo, reward=float("nan"))
     with pytest.raises(RuntimeError, match="non-finite"):
-        load(name).train(resumed(config, save="kept.pt", env_id=broken, total_steps=480))
+        load(ppo).train(resumed(config, save="kept.pt", env_id=broken, total_steps=480))
     assert plain(torch.load("kept.pt")) == before
 
 
@@ -201,33 +189,30 @@ class Malicious:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about what these files hold
-@pytest.mark.parametrize("name", PPO)
-def test_foreign_and_malicious_files_are_refused_and_run_nothing(name, checkpoint):
-    _, config = checkpoint(name)
+def test_foreign_and_malicious_files_are_refused_and_run_nothing(ppo, checkpoint):
+    _, config = checkpoint(ppo)
     torch.save({"agent": Malicious()}, "evil.pt")
     open("pickle.pt", "wb").write(pickle.dumps(Malicious()))
     open("text.pt", "w").write("import this\n")
     for load_, error in [("evil.pt", pickle.UnpicklingError), ("pickle.pt", pickle.UnpicklingError),
                          ("text.pt", pickle.UnpicklingError), ("missing.pt", FileNotFoundError)]:
         with pytest.raises(error):
-            load(name).train(resumed(config, load=load_))
+            load(ppo).train(resumed(config, load=load_))
     assert not os.path.exists("executed")
 
 
 @pytest.mark.parametrize("nothing", ["", None])
-@pytest.mark.parametrize("name", PPO)
-def test_no_save_and_no_load_leave_no_file(name, nothing):
-    load(name).train(config_of(name, save=nothing, load=nothing))
+def test_no_save_and_no_load_leave_no_file(ppo, nothing):
+    load(ppo).train(config_of(ppo, save=nothing, load=nothing))
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_render_shows_greedy_play_in_a_window(name, run_main, monkeypatch):
-    shown, kind = [], CartPoleEnv if name == "ppo_discrete" else PendulumEnv
+def test_render_shows_greedy_play_in_a_window(ppo, run_main, monkeypatch):
+    shown, kind = [], CartPoleEnv if ppo == "ppo_discrete" else PendulumEnv
     monkeypatch.setitem(kind.metadata, "render_fps", 10_000)  # nobody watches
     render = kind.render
     monkeypatch.setattr(kind, "render", lambda env: (shown.append(env.render_mode), render(env))[1])
-    run_main(name, "--total-steps 0 --eval-episodes 0")
+    run_main(ppo, "--total-steps 0 --eval-episodes 0")
     assert shown == []
-    run_main(name, "--total-steps 0 --eval-episodes 0 --render")
+    run_main(ppo, "--total-steps 0 --eval-episodes 0 --render")
     assert len(shown) > 5 and set(shown) == {"human"}

@@ -35,10 +35,9 @@ def slow_gae(reward, value, next_value, terminated, done, gamma, gae_lambda):
     return advantage
 
 
-@pytest.mark.parametrize("name", PPO)
 @given(rollout=rollouts(), gamma=unit, gae_lambda=unit)
-def test_gae_is_its_definition(name, rollout, gamma, gae_lambda):
-    advantage = load(name).compute_gae(*rollout, gamma, gae_lambda)
+def test_gae_is_its_definition(ppo, rollout, gamma, gae_lambda):
+    advantage = load(ppo).compute_gae(*rollout, gamma, gae_lambda)
     np.testing.assert_allclose(advantage, slow_gae(*rollout, gamma, gae_lambda), atol=1e-9)
 
 
@@ -56,11 +55,10 @@ def test_td_errors_are_their_definition(rollout, gamma):
     (True, 1.0, [0.71, -0.1, -0.5]),  # the return minus V
     (False, 0.0, [0.8, 0.35, 0.94]),  # truncated: V of the last observation counts
 ])
-@pytest.mark.parametrize("name", PPO)
-def test_gae_of_the_readmes_example(name, terminates, gae_lambda, expected):
+def test_gae_of_the_readmes_example(ppo, terminates, gae_lambda, expected):
     value, next_value = torch.tensor([[2.0], [2.0], [1.5]]), torch.tensor([[2.0], [1.5], [1.6]])
     done = torch.tensor([[False], [False], [True]])
-    advantage = load(name).compute_gae(torch.ones(3, 1), value, next_value, done & terminates, done, 0.9, gae_lambda)
+    advantage = load(ppo).compute_gae(torch.ones(3, 1), value, next_value, done & terminates, done, 0.9, gae_lambda)
     assert advantage.flatten().tolist() == pytest.approx(expected, abs=1e-3)
 
 

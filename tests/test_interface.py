@@ -19,10 +19,9 @@ NUMBERED = ["ppo_discrete", "actor_critic", "reinforce"]
 # ---- The files ----
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_needs_nothing_but_its_three_libraries(name):
+def test_a_script_needs_nothing_but_its_three_libraries(script):
     allowed = {"torch", "gymnasium", "numpy", *sys.stdlib_module_names}
-    for node in ast.walk(ast.parse(source(name))):
+    for node in ast.walk(ast.parse(source(script))):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             assert {module.split(".")[0] for module in names} <= allowed
@@ -45,10 +44,9 @@ def test_what_scripts_share_is_the_same_text_in_each(names):
         assert len({part[title] for part in parts}) == 1, title
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_brings_its_requirements_along(name):
+def test_a_script_brings_its_requirements_along(script):
     """As the specification of inline script metadata reads them."""
-    block = re.match(r"# /// script\n((?:# .*\n)+?)# ///\n", source(name))[1]
+    block = re.match(r"# /// script\n((?:# .*\n)+?)# ///\n", source(script))[1]
     metadata = tomllib.loads(re.sub("^# ", "", block, flags=re.M))
     assert metadata["dependencies"] == (ROOT / "requirements.txt").read_text().split()
 
@@ -56,14 +54,13 @@ def test_a_script_brings_its_requirements_along(name):
 # ---- Settings ----
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help_tells_every_setting_with_its_comment_and_default(name, run_main, monkeypatch, capsys):
+def test_help_tells_every_setting_with_its_comment_and_default(script, run_main, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit, match="0"):
-        run_main(name, "--help")
-    out, config = capsys.readouterr().out, load(name).Config()
+        run_main(script, "--help")
+    out, config = capsys.readouterr().out, load(script).Config()
     for field in fields(config):
-        comment = re.search(rf"^    {field.name}: .*  # (.+)$", source(name), re.M)[1]
+        comment = re.search(rf"^    {field.name}: .*  # (.+)$", source(script), re.M)[1]
         flag, default = f"--{field.name.replace('_', '-')}", getattr(config, field.name)
         assert re.search(rf"^  {flag}\b.*\n?.* {re.escape(comment)} \(default: {re.escape(repr(default))}\)$", out, re.M), flag
 
@@ -81,69 +78,63 @@ def settings(run_main, monkeypatch):
     return read
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_setting_is_a_flag(name, settings):
-    Config = load(name).Config
-    assert settings(name, "") == Config()
+def test_every_setting_is_a_flag(script, settings):
+    Config = load(script).Config
+    assert settings(script, "") == Config()
     for field in fields(Config):
         value = {int: 7, float: 0.25, str: "x", bool: True}[field.type]
         words = f"--{field.name.replace('_', '-')} {'' if value is True else value}"
         if field.name not in ("env_id", "load"):
-            assert settings(name, words) == Config(**{field.name: value})
+            assert settings(script, words) == Config(**{field.name: value})
 
 
-@pytest.mark.parametrize("name", PPO)
-def test_another_task_takes_its_settings_by_its_name_alone(name, settings):
-    module = load(name)
+def test_another_task_takes_its_settings_by_its_name_alone(ppo, settings):
+    module = load(ppo)
     other = module.OTHER_TASKS | dict(env_id="Acrobot-v1")
-    assert settings(name, "--env-id Acrobot-v1") == module.Config(**other)
+    assert settings(ppo, "--env-id Acrobot-v1") == module.Config(**other)
     # What is given on the command line wins, also where it is the default of the script's own task.
     steps = module.Config.total_steps
-    assert settings(name, f"--env-id Acrobot-v1 --total-steps {steps}") == module.Config(**other | dict(total_steps=steps))
+    assert settings(ppo, f"--env-id Acrobot-v1 --total-steps {steps}") == module.Config(**other | dict(total_steps=steps))
 
 
 # ---- A run ----
 
 
 @pytest.mark.parametrize("reward", [1.0, 1e-6])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_run_prints_its_average_scores_and_its_evaluation(name, reward, corridor, run_main):
-    sizes = "--num-envs 3 --num-steps 8 --num-minibatches 4" if name in PPO else ""
-    out = run_main(name, f"--env-id {corridor(name, 4, reward=reward)} --total-steps 960 {sizes} --eval-episodes 3")
+def test_a_run_prints_its_average_scores_and_its_evaluation(script, reward, corridor, run_main):
+    sizes = "--num-envs 3 --num-steps 8 --num-minibatches 4" if script in PPO else ""
+    out = run_main(script, f"--env-id {corridor(script, 4, reward=reward)} --total-steps 960 {sizes} --eval-episodes 3")
     *lines, last = out.splitlines()
     assert 15 <= len(lines) <= 21 and last == f"greedy evaluation: {4 * reward:g} over 3 episodes"
     for line in lines:
         numbers = re.fullmatch(r"step ([\d,]+) of 960  episode ([\d,]+)  average score of the last 20 episodes: (\S+)"
-                               rf"{'  kl (?:0|[0-9].*)' if name in PPO else ''}  entropy .*", line)
+                               rf"{'  kl (?:0|[0-9].*)' if script in PPO else ''}  entropy .*", line)
         assert float(numbers[3]) == pytest.approx(4 * reward, rel=1e-4)
     assert int(numbers[1].replace(",", "")) >= 960 and int(numbers[2]) == pytest.approx(240, abs=6)
 
 
-@pytest.mark.parametrize("name", ROLLOUT)
-def test_without_a_finished_episode_there_is_no_average(name, corridor, capsys):
-    load(name).train(config_of(name, env_id=corridor(name, None)))
+def test_without_a_finished_episode_there_is_no_average(rollout, corridor, capsys):
+    load(rollout).train(config_of(rollout, env_id=corridor(rollout, None)))
     assert "episode 0  average score of the last 20 episodes: no episode yet  " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_printed_average_is_that_of_the_last_20_episodes(name, capsys):
-    module, of_last_rollout = load(name), [0.5]
-    if name in ROLLOUT:
-        numbers = 4, *([2] if name == "ppo_continuous" else [])  # of an observation, and of an action
+def test_the_printed_average_is_that_of_the_last_20_episodes(script, capsys):
+    module, of_last_rollout = load(script), [0.5]
+    if script in ROLLOUT:
+        numbers = 4, *([2] if script == "ppo_continuous" else [])  # of an observation, and of an action
         of_last_rollout = module.ActorCritic(torch.zeros(1, 4), 2, 8), module.RolloutBuffer(3, 2, *numbers)
     module.report(module.Config(), 1, [(1, 1000.0)] + [(1, 1.0)] * 10 + [(1, 2.0)] * 10, *of_last_rollout)
     assert "episode 21  average score of the last 20 episodes: 1.5  " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("launcher", ["ipykernel_launcher.py", "colab_kernel_launcher.py"])  # the first is VS Code's, too
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_in_a_notebook_the_kernels_arguments_are_not_ours(name, launcher, monkeypatch):
+def test_in_a_notebook_the_kernels_arguments_are_not_ours(script, launcher, monkeypatch):
     seen = []
-    monkeypatch.setattr(load(name), "train", lambda config: seen.append(config) or sys.exit())
+    monkeypatch.setattr(load(script), "train", lambda config: seen.append(config) or sys.exit())
     monkeypatch.setattr(sys, "argv", [f"/usr/lib/{launcher}", "-f", "/tmp/kernel-1.json"])
     with pytest.raises(SystemExit):
-        load(name).main()
-    assert seen == [load(name).Config()]
+        load(script).main()
+    assert seen == [load(script).Config()]
 
 
 NEW_SETTINGS = """    new_int: int = 3  # of 100 % each
@@ -155,12 +146,11 @@ NEW_SETTINGS = """    new_int: int = 3  # of 100 % each
     def __post_init__"""
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_new_setting_is_one_line(name, monkeypatch, capsys):
-    module = runs.load(name, [("\n    def __post_init__", NEW_SETTINGS)])
+def test_a_new_setting_is_one_line(script, monkeypatch, capsys):
+    module = runs.load(script, [("\n    def __post_init__", NEW_SETTINGS)])
 
     def read(words):
-        monkeypatch.setattr(sys, "argv", ["script.py", *words.split()])
+        monkeypatch.setattr(sys, "argv", ["x.py", *words.split()])
         return module.read_flags()
 
     words = "--new-int 7 --new-float 1e-3 --new-str y --no-new-on --new-off"
@@ -171,19 +161,17 @@ def test_a_new_setting_is_one_line(name, monkeypatch, capsys):
         assert re.search(message, "".join(capsys.readouterr()))
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs_as_profilers_run_it(name, monkeypatch, capsys):
+def test_a_script_runs_as_profilers_run_it(script, monkeypatch, capsys):
     """`python -m cProfile` and `-m trace` make no module of it."""
-    monkeypatch.setattr(sys, "argv", ["script.py", "--help"])
+    monkeypatch.setattr(sys, "argv", ["x.py", "--help"])
     with pytest.raises(SystemExit):
-        exec(compile(source(name), "script", "exec"), {"__name__": "__main__", "__file__": str(ROOT / f"{name}.py")})
+        exec(compile(source(script), "x", "exec"), {"__name__": "__main__", "__file__": str(ROOT / f"{script}.py")})
     assert "--total-steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("space, size", [
     (Discrete(16), 16), (Dict(place=Box(-1, 1, (2,)), light=Discrete(3)), 5), (Box(0, 255, (2, 3, 4), np.uint8), 24)])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_observations_of_any_shape_are_flattened(name, space, size, corridor):
+def test_observations_of_any_shape_are_flattened(script, space, size, corridor):
     class Odd(Corridor):
         def __init__(self, **how):
             super().__init__(**how)
@@ -192,11 +180,11 @@ def test_observations_of_any_shape_are_flattened(name, space, size, corridor):
         def observe(self):
             return self.observation_space.sample()
 
-    agent, history = load(name).train(config_of(name, env_id=corridor(name, kind=Odd)))
+    agent, history = load(script).train(config_of(script, env_id=corridor(script, kind=Odd)))
     assert history and next(agent.policy.parameters()).shape[1] == size
 
 
-# ---- Mistakes: each ends the run before it begins, and the last lines name what is wrong ----
+# ---- Mistakes: each ends the run before it begins, and the last lines script what is wrong ----
 
 
 @pytest.mark.parametrize("words, message", [
@@ -204,10 +192,9 @@ def test_observations_of_any_shape_are_flattened(name, space, size, corridor):
     ("--gam 0.9", "unrecognized arguments: --gam"),
     ("--total-steps 1e5", "argument --total-steps: invalid int value: '1e5'"),
 ])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_wrong_flag_is_named(name, words, message, run_main, capsys):
+def test_a_wrong_flag_is_named(script, words, message, run_main, capsys):
     with pytest.raises(SystemExit, match="2"):
-        run_main(name, words)
+        run_main(script, words)
     assert message in capsys.readouterr().err
 
 

@@ -19,24 +19,22 @@ def policy_with(name, log_prob):
 
 
 @pytest.mark.parametrize("clip_eps, flat", [(0.2, [0, 3]), (0.35, []), (0.05, [0, 3, 4, 5]), (1e9, [])])
-@pytest.mark.parametrize("name", PPO)
-def test_the_clip_takes_the_gradient_only_where_the_ratio_has_overshot(name, clip_eps, flat):
+def test_the_clip_takes_the_gradient_only_where_the_ratio_has_overshot(ppo, clip_eps, flat):
     ratio = torch.tensor([1.3, 1.3, 0.7, 0.7, 1.1, 0.9, 0.1, 3.0])
     advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, -2.0, 2.0, -2.0])
     old_log_prob, zero = torch.full((8,), -3.0), torch.zeros(8)
     log_prob = (old_log_prob + ratio.log()).requires_grad_()
-    pi, action = policy_with(name, log_prob)
-    loss = load(name).ppo_loss(pi, zero, action, old_log_prob, advantage, zero, clip_eps, 0.0)
+    pi, action = policy_with(ppo, log_prob)
+    loss = load(ppo).ppo_loss(pi, zero, action, old_log_prob, advantage, zero, clip_eps, 0.0)
     gradient = torch.autograd.grad(loss, log_prob)[0]
     assert (gradient == 0).nonzero().flatten().tolist() == flat
     torch.testing.assert_close(gradient, -ratio * advantage / 8 * (gradient != 0))
 
 
 @pytest.mark.parametrize("epochs", [1, 30])
-@pytest.mark.parametrize("name", PPO)
-def test_the_printed_kl_and_entropy_are_those_of_the_distributions(name, epochs, corridor, monkeypatch, capsys):
+def test_the_printed_kl_and_entropy_are_those_of_the_distributions(ppo, epochs, corridor, monkeypatch, capsys):
     """Of the whole rollout, after the last optimizer step, also if it is the only one."""
-    module, expected = load(name), []
+    module, expected = load(ppo), []
 
     def update(agent, optimizer, batch, *rest, f=module.update):
         old = agent.pi(batch[0])
@@ -45,19 +43,18 @@ def test_the_printed_kl_and_entropy_are_those_of_the_distributions(name, epochs,
         expected.append((kl_divergence(old, new).mean().item(), new.entropy().mean().item()))
 
     monkeypatch.setattr(module, "update", update)
-    module.train(config_of(name, env_id=corridor(name, noise=1.0), num_steps=4000, num_minibatches=1, epochs=epochs,
+    module.train(config_of(ppo, env_id=corridor(ppo, noise=1.0), num_steps=4000, num_minibatches=1, epochs=epochs,
                            learning_rate=0.02, total_steps=12_000))
     printed = re.search(r"kl (\S+)  entropy (\S+)", capsys.readouterr().out).groups()
     assert [float(x) for x in printed] == pytest.approx(expected[0], rel=0.2) and expected[0][0] > 1e-4
 
 
 @pytest.mark.parametrize("wrong", range(4))
-@pytest.mark.parametrize("name", PPO)
-def test_the_ppo_loss_refuses_shapes_that_would_broadcast(name, wrong):
-    pi, action = policy_with(name, torch.full((4,), -3.0))
+def test_the_ppo_loss_refuses_shapes_that_would_broadcast(ppo, wrong):
+    pi, action = policy_with(ppo, torch.full((4,), -3.0))
     value, old_log_prob, advantage, return_ = (torch.zeros(4, 1) if i == wrong else torch.zeros(4) for i in range(4))
     with pytest.raises(AssertionError):
-        load(name).ppo_loss(pi, value, action, old_log_prob, advantage, return_, 0.2, 0.0)
+        load(ppo).ppo_loss(pi, value, action, old_log_prob, advantage, return_, 0.2, 0.0)
 
 
 def test_losses_refuse_shapes_that_would_broadcast():
@@ -78,14 +75,13 @@ def new_agent(name):
     return agent
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_greedy_actions_are_the_most_likely_ones_and_others_are_drawn(name):
-    agent, obs = new_agent(name), np.random.randn(4)
+def test_greedy_actions_are_the_most_likely_ones_and_others_are_drawn(script):
+    agent, obs = new_agent(script), np.random.randn(4)
     greedy = agent.act(obs, greedy=True)
     drawn = np.array([agent.act(obs) for _ in range(4000)])
     with torch.no_grad():
         pi = agent.pi(torch.Tensor(obs))
-    if name == "ppo_continuous":
+    if script == "ppo_continuous":
         np.testing.assert_allclose(greedy, pi.mean)
         np.testing.assert_allclose(drawn.std(0), 2**-0.5, rtol=0.1)
         np.testing.assert_allclose(drawn.mean(0), pi.mean, atol=0.05)
@@ -96,12 +92,11 @@ def test_greedy_actions_are_the_most_likely_ones_and_others_are_drawn(name):
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("offset", [0.0, 293.15, -5000.0])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_observations_are_scaled_whatever_their_zero_and_their_unit(name, offset, unit):
+def test_observations_are_scaled_whatever_their_zero_and_their_unit(script, offset, unit):
     """Against the definition, in the units of the feature; two batches are included one after the other."""
     features = (np.random.randn(600, 3) * [1, 0.5, 3] + offset) * unit
     obs = torch.tensor(features, dtype=torch.float32)
-    scale = load(name).ObsScale(obs[:10])
+    scale = load(script).ObsScale(obs[:10])
     scale.include(obs[:200])
     scale.include(obs[200:])
     centre = obs[:10].double().mean(0)
@@ -110,17 +105,15 @@ def test_observations_are_scaled_whatever_their_zero_and_their_unit(name, offset
     torch.testing.assert_close(scale(obs).double(), expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_feature_that_never_changes_is_0_and_an_outlier_is_clipped(name):
+def test_a_feature_that_never_changes_is_0_and_an_outlier_is_clipped(script):
     obs = torch.tensor([[7.0, 1.0]] * 10)
-    scale = load(name).ObsScale(obs[:2])
+    scale = load(script).ObsScale(obs[:2])
     scale.include(obs)
     assert scale(obs).eq(0).all() and scale(obs + torch.tensor([1e3, -1e3])).tolist() == [[10, -10]] * 10
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_at_first_the_policy_hardly_depends_on_the_state(name):
-    module, first_obs = load(name), torch.randn(5, 4)
-    network = module.Policy if name == "reinforce" else module.ActorCritic
+def test_at_first_the_policy_hardly_depends_on_the_state(script):
+    module, first_obs = load(script), torch.randn(5, 4)
+    network = module.Policy if script == "reinforce" else module.ActorCritic
     agent = network(first_obs, 2, 8)
     assert agent.policy(first_obs).std(0).max() < 0.01

@@ -5,10 +5,10 @@ from ablations import EDITS
 from runs import load, solved_at
 
 
-@pytest.mark.parametrize("name, script, pair", [
-    (name, script, pair) for name, scripts, pair, _ in EDITS if pair for script in scripts])
-def test_every_edit_fits_its_scripts(name, script, pair):
-    assert load(script, [pair]).__doc__ == load(script).__doc__
+@pytest.mark.parametrize("name, program, pair", [
+    (name, program, pair) for name, programs, pair, _ in EDITS if pair for program in programs])
+def test_every_edit_fits_its_scripts(name, program, pair):
+    assert load(program, [pair]).__doc__ == load(program).__doc__
 
 
 def test_solved_at_the_step_that_ends_the_first_20_good_episodes():

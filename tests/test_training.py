@@ -26,12 +26,11 @@ def stop_when_solved(module, monkeypatch, threshold):
     monkeypatch.setattr(module, "report", report)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_it_solves_its_task(name, monkeypatch):
-    module = load(name)
-    stop_when_solved(module, monkeypatch, SOLVED[TASK[name]])
+def test_it_solves_its_task(script, monkeypatch):
+    module = load(script)
+    stop_when_solved(module, monkeypatch, SOLVED[TASK[script]])
     _, history = module.train(module.Config(seed=1))
-    assert average(history) >= SOLVED[TASK[name]] and history[-1][0] < module.Config.total_steps / 2
+    assert average(history) >= SOLVED[TASK[script]] and history[-1][0] < module.Config.total_steps / 2
 
 
 def other_units(**options):
@@ -50,63 +49,28 @@ def test_it_solves_its_task_in_other_units(name, monkeypatch):
     assert average(history) >= 47_500
 
 
-@pytest.mark.parametrize("terminates, value", [(True, 1 + 0.5 + 0.25), (False, 1 / (1 - 0.5))])
-@pytest.mark.parametrize("name", ROLLOUT)
-def test_a_truncation_bootstraps_and_a_termination_does_not(name, terminates, value, corridor, monkeypatch, capsys):
-    """Each step pays 1, and γ is 1/2. V of the first place is a sum of three rewards, or of endlessly many."""
-    module = load(name)
-    monkeypatch.setattr(module, "NormalizeReward", lambda envs, gamma: envs)
-    task = corridor(name, 3, end=3 if terminates else None)
-    config = config_of(name, env_id=task, gamma=0.5, num_steps=9, learning_rate=0.02, total_steps=8000, hidden_size=32)
-    agent, history = module.train(config)
-    assert {score for _, score in history} == {3}
-    first_obs = torch.tensor([[0.5, history[-1][0] / 9]])  # the place and the number of the episode
-    assert agent.value(first_obs).item() == pytest.approx(value, abs=0.1)
-
-
-@pytest.mark.parametrize("name", ROLLOUT)
-def test_a_rollout_holds_each_step_with_what_it_led_to(name, corridor):
-    module = load(name)
-    envs = module.make_envs(corridor(name, 3), 2)
-    obs, _ = envs.reset(seed=0)
-    agent = module.ActorCritic(torch.Tensor(obs), 2, 8)
-    buffer = module.RolloutBuffer(7, 2, 2, *([2] if name == "ppo_continuous" else []))
-    obs, scores = buffer.collect(envs, agent, obs)
-    place, episode = buffer.obs.floor().unbind(-1)
-    assert place[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0] and episode[:, 0].tolist() == [1, 1, 1, 2, 2, 2, 3]
-    assert torch.equal(buffer.next_obs.floor()[..., 0], place + 1)
-    assert torch.equal(buffer.next_obs[..., 1], episode)
-    assert scores == [3.0] * 4 and obs.astype(int).tolist() == [[1, 3]] * 2
-    assert not buffer.terminated.any()
-    obs, _ = buffer.collect(envs, agent, obs)
-    assert buffer.obs[0].floor().tolist() == [[1, 3]] * 2
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_same_seed_gives_the_same_run_and_another_seed_another_one(name, capsys):
+def test_the_same_seed_gives_the_same_run_and_another_seed_another_one(script, capsys):
     def run(seed):
-        agent, history = load(name).train(config_of(name, total_steps=2000, seed=seed))
+        agent, history = load(script).train(config_of(script, total_steps=2000, seed=seed))
         torch.manual_seed(seed + 5)  # what was drawn before does not matter
         return weights_of(agent).tolist(), history
 
     assert run(1) == run(1) != run(2)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_only_the_first_reset_is_seeded_and_the_evaluation_has_other_seeds(name, corridor, run_main):
+def test_only_the_first_reset_is_seeded_and_the_evaluation_has_other_seeds(script, corridor, run_main):
     log = []
-    words = "--num-episodes 3" if name == "reinforce" else "--num-envs 3"
-    run_main(name, f"--env-id {corridor(name, log=log)} --seed 7 --total-steps 100 --eval-episodes 2 {words}")
+    words = "--num-episodes 3" if script == "reinforce" else "--num-envs 3"
+    run_main(script, f"--env-id {corridor(script, log=log)} --seed 7 --total-steps 100 --eval-episodes 2 {words}")
     seeds = [seed for event, seed in log if event == "reset" and seed is not None]
-    expected = [7000, 7500] if name == "reinforce" else [7000, 7001, 7002, 7500, 7501]
+    expected = [7000, 7500] if script == "reinforce" else [7000, 7001, 7002, 7500, 7501]
     assert seeds == expected and len([event for event, _ in log if event == "reset"]) > 15
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_numbers_that_are_not_finite_stop_the_run(name, bad, corridor):
+def test_numbers_that_are_not_finite_stop_the_run(script, bad, corridor):
     with pytest.raises(RuntimeError, match="non-finite"):
-        load(name).train(config_of(name, env_id=corridor(name, reward=bad)))
+        load(script).train(config_of(script, env_id=corridor(script, reward=bad)))
 
 
 class Interrupted(Corridor):
@@ -123,28 +87,26 @@ class Failing(Interrupted):
     error = ZeroDivisionError
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_ctrl_c_returns_what_was_learned(name, corridor, capsys):
-    module = load(name)
-    agent, history = module.train(config_of(name, env_id=corridor(name, kind=Interrupted, noise=1.0)))
-    steps = 72 if name in ROLLOUT else 30  # of whole rollouts, or of whole episodes
+def test_ctrl_c_returns_what_was_learned(script, corridor, capsys):
+    module = load(script)
+    agent, history = module.train(config_of(script, env_id=corridor(script, kind=Interrupted, noise=1.0)))
+    steps = 72 if script in ROLLOUT else 30  # of whole rollouts, or of whole episodes
     assert capsys.readouterr().out.splitlines()[-1] == f"stopped at step {steps}"
     assert max(step for step, _ in history) <= steps
-    untrained, _ = module.train(config_of(name, env_id=corridor(name), total_steps=0))
+    untrained, _ = module.train(config_of(script, env_id=corridor(script), total_steps=0))
     assert not torch.equal(weights_of(agent), weights_of(untrained))
 
 
 @pytest.mark.parametrize("kind", [Corridor, Interrupted, Failing])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_all_environments_are_closed_whatever_ends_the_run(name, kind, corridor, capsys):
+def test_all_environments_are_closed_whatever_ends_the_run(script, kind, corridor, capsys):
     log = []
-    task = corridor(name, kind=kind, log=log)
+    task = corridor(script, kind=kind, log=log)
     if kind is Failing:
         with pytest.raises(ZeroDivisionError):
-            load(name).train(config_of(name, env_id=task))
+            load(script).train(config_of(script, env_id=task))
     else:
-        load(name).train(config_of(name, env_id=task))
-    assert sum(event == "close" for event, _ in log) == (1 if name == "reinforce" else 3)
+        load(script).train(config_of(script, env_id=task))
+    assert sum(event == "close" for event, _ in log) == (1 if script == "reinforce" else 3)
 
 
 class Uneven(Corridor):
@@ -155,13 +117,12 @@ class Uneven(Corridor):
         return super().step(action)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_evaluate_gives_the_scores_of_whole_first_episodes(name, corridor):
-    module = load(name)
-    agent, _ = module.train(config_of(name, total_steps=0, env_id=corridor(name)))
+def test_evaluate_gives_the_scores_of_whole_first_episodes(script, corridor):
+    module = load(script)
+    agent, _ = module.train(config_of(script, total_steps=0, env_id=corridor(script)))
     log = []
-    task = corridor(name, None, kind=Uneven, log=log)
-    if name == "reinforce":  # which plays its episodes one after another
+    task = corridor(script, None, kind=Uneven, log=log)
+    if script == "reinforce":  # which plays its episodes one after another
         scores = module.evaluate(agent, module.make_env(task), 6)
         events = "".join(event[0] for event, _ in log)  # a letter for each reset and step
         assert scores.tolist() == [len(steps) for steps in events.split("r")[2:]]
@@ -197,17 +158,15 @@ def test_a_policy_that_goes_in_circles_is_stopped(register):
     del gym.registry["Circles-v0"]
 
 
-@pytest.mark.parametrize("name", ROLLOUT)
-def test_evaluate_stops_after_10_000_steps(name, corridor):
-    agent, _ = load(name).train(config_of(name, total_steps=0, env_id=corridor(name)))
-    assert load(name).evaluate(agent, load(name).make_envs(corridor(name, None), 1)).tolist() == [10_000]
+def test_evaluate_stops_after_10_000_steps(rollout, corridor):
+    agent, _ = load(rollout).train(config_of(rollout, total_steps=0, env_id=corridor(rollout)))
+    assert load(rollout).evaluate(agent, load(rollout).make_envs(corridor(rollout, None), 1)).tolist() == [10_000]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_history_has_each_score_with_its_step(name, corridor):
+def test_history_has_each_score_with_its_step(script, corridor):
     """Episodes of 5 steps, in rollouts of 3 environments and 8 steps each."""
-    _, history = load(name).train(config_of(name, env_id=corridor(name, 5, reward=2.0), total_steps=96))
-    steps = range(5, 105, 5) if name == "reinforce" else [-(-end // 8) * 24 for end in range(5, 33, 5) for _ in range(3)]
+    _, history = load(script).train(config_of(script, env_id=corridor(script, 5, reward=2.0), total_steps=96))
+    steps = range(5, 105, 5) if script == "reinforce" else [-(-end // 8) * 24 for end in range(5, 33, 5) for _ in range(3)]
     assert history[:18] == [(step, 10.0) for step in steps][:18]
 
 

@@ -161,14 +161,13 @@ ALGORITHMS = dict(ppo_discrete=(slow_ppo, PASSES), ppo_continuous=(slow_ppo, PAS
                   actor_critic=(slow_actor_critic, CRITIC), reinforce=(slow_reinforce, SETTINGS | dict(total_steps=20)))
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_run_is_its_equations(name, task, capsys):
-    algorithm, settings = ALGORITHMS[name]
-    config = config_of(name, env_id=task(name), **settings)
-    slow = Slow(name, config)
+def test_a_run_is_its_equations(script, task, capsys):
+    algorithm, settings = ALGORITHMS[script]
+    config = config_of(script, env_id=task(script), **settings)
+    slow = Slow(script, config)
     first = weights_of(slow.agent).clone()
     algorithm(slow)
-    agent, _ = load(name).train(config)
+    agent, _ = load(script).train(config)
     assert slow.env_step >= config.total_steps
     assert (weights_of(agent) - first).abs().min() > 1e-6
     torch.testing.assert_close(weights_of(agent), weights_of(slow.agent), rtol=1e-6, atol=1e-7)

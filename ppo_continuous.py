@@ -253,12 +253,11 @@ def train(config):
         action_dim = envs.single_action_space.shape[0]
         agent = ActorCritic(torch.Tensor(obs), action_dim, config.hidden_size)
         optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # see below
-        env_step = 0
+        env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)
         buffer = RolloutBuffer(config.num_steps, config.num_envs, obs.shape[1], action_dim)
         history = []
-        next_report = env_step
         try:
             while env_step < config.total_steps:
                 remaining = 1 - env_step / config.total_steps  # falls from 1 to 0

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 def checkpoint(corridor):
     """checkpoint(script) trains for 240 steps, writes kept.pt, and returns the agent and its config."""
     def make(name):
-        config = config_of(name, env_id=corridor(name, end=3, odd=True, noise=1.0), save="kept.pt")
+        config = config_of(name, env_id=corridor(name, end=3, odd=True, noise=1.0), save="kept.pt", render=True)
         return load(name).train(config)[0], config
     return make
 
@@ -33,13 +32,17 @@ def resumed(config, **settings):
 
 def test_a_checkpoint_brings_everything_back_to_the_last_bit(ppo, checkpoint, monkeypatch):
     """A run that Ctrl-C ends before its first step saves what it has loaded."""
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
     agent, config = checkpoint(ppo)
     again, history = load(ppo).train(resumed(config))
     assert history == [] and plain(again.state_dict()) == plain(agent.state_dict())
     with monkeypatch.context() as patch:
-        patch.setattr(load(ppo).RolloutBuffer, "collect", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(load(ppo).RolloutBuffer, "collect", interrupted)
         load(ppo).train(resumed(config, save="again.pt", total_steps=480))
     kept, again = torch.load("kept.pt"), torch.load("again.pt")
+    assert kept["settings"] == vars(config) | dict(save="", load="", render=False)
     assert again.pop("settings") == kept["settings"] | dict(total_steps=480)
     again["optimizer"]["param_groups"][0]["lr"] = kept["optimizer"]["param_groups"][0]["lr"]  # that of its step
     assert plain(again) == plain({key: kept[key] for key in again}) and len(again) == 4

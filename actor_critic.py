@@ -60,7 +60,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # numpy's numbers become Python's, as gymnasium takes no other seed
+    def __post_init__(self):  # numpy's numbers become Python's, as seeds have to be
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -69,11 +69,11 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the environments'
-    first observations. It never changes, so that 0 always means the same. rms is the root mean
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the first observation, as a mean
+    over the environments. It never changes, so that 0 always means the same. rms is the root mean
     square of (feature - centre) over all that was included. The factor 2 was found by trying.
     """
-    def __init__(self, first_obs):  # (N, obs_dim)
+    def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
         self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
@@ -153,7 +153,7 @@ class RolloutBuffer:
             self.action[t] = torch.as_tensor(action)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
-            for n in np.flatnonzero(terminated | truncated):  # make_envs adds both to info
+            for n in np.flatnonzero(terminated | truncated):  # make_envs adds these keys to info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -201,7 +201,7 @@ def train(config):
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
         optimizer = optim.Adam([{"params": agent.policy.parameters()},
-                                {"params": agent.critic.parameters()}])
+                                {"params": agent.critic.parameters()}])  # rates are set below
         env_step = next_report = 0
         buffer = RolloutBuffer(config.num_steps, config.num_envs, obs.shape[1])
         history = []
@@ -214,7 +214,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # the next rollout uses this scale
+                agent.scale.include(buffer.obs.flatten(0, 1))  # the scale from here on
                 update(agent, optimizer, buffer, config)
 
                 if env_step >= next_report:
@@ -251,7 +251,7 @@ def report(config, env_step, history, agent, buffer):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
-    obs, _ = envs.reset(seed=1000 * seed + 500)  # training begins with lower seeds
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # a fresh run begins with lower seeds
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):

@@ -74,7 +74,7 @@ class Config:
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
     render: bool = False  # after training, play an episode in a window
 
-    def __post_init__(self):  # numpy's numbers become Python's, as load takes no others
+    def __post_init__(self):  # numpy's numbers become Python's, as seeds and checkpoints need
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -83,11 +83,11 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the environments'
-    first observations. It never changes, so that 0 always means the same. rms is the root mean
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the first observation, as a mean
+    over the environments. It never changes, so that 0 always means the same. rms is the root mean
     square of (feature - centre) over all that was included. The factor 2 was found by trying.
     """
-    def __init__(self, first_obs):  # (N, obs_dim)
+    def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
         self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
@@ -173,7 +173,7 @@ class RolloutBuffer:
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
             self.done[t] = torch.as_tensor(done)
-            for n in np.flatnonzero(done):  # make_envs adds final_obs and episode to info
+            for n in np.flatnonzero(done):  # make_envs, below, adds these keys to info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["episode"]["r"][n]))
         return obs, scores
@@ -240,7 +240,7 @@ def train(config):
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
-        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # see below
+        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # starts fast
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)
@@ -255,7 +255,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # the next rollout uses this scale
+                agent.scale.include(buffer.obs.flatten(0, 1))  # the scale from here on
                 batch = make_batch(buffer, agent, config)
                 update(agent, optimizer, batch, entropy_coef, config)
 
@@ -341,7 +341,7 @@ def load(config, agent, optimizer, envs):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
-    obs, _ = envs.reset(seed=1000 * seed + 500)  # training begins with lower seeds
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # a fresh run begins with lower seeds
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):

@@ -45,7 +45,7 @@ class Config:
     """The settings of a run. Each is a flag, too: num_episodes is --num-episodes."""
     env_id: str = "CartPole-v1"  # gymnasium environment with Discrete (numbered) actions
     total_steps: int = 80_000  # environment steps to train for
-    num_episodes: int = 6  # N, episodes per update
+    num_episodes: int = 6  # N, episodes per optimizer step
     learning_rate: float = 1.5e-2  # initial learning rate of Adam, which falls linearly to 0
     max_grad_norm: float = 0.2  # a longer gradient is shortened to this
     gamma: float = 0.995  # discount of later rewards
@@ -53,7 +53,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # numpy's numbers become Python's, as gymnasium takes no other seed
+    def __post_init__(self):  # numpy's numbers become Python's, as seeds have to be
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -62,11 +62,11 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the mean of the environments'
-    first observations. It never changes, so that 0 always means the same. rms is the root mean
+    A scaled feature is 2 · (feature - centre) / rms. The centre is the first observation, as a mean
+    over the environments. It never changes, so that 0 always means the same. rms is the root mean
     square of (feature - centre) over all that was included. The factor 2 was found by trying.
     """
-    def __init__(self, first_obs):  # (N, obs_dim)
+    def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
         self.centre = nn.Buffer(first_obs.mean(0))  # a Buffer is saved with the network
         self.square_sum = nn.Buffer(torch.full_like(self.centre, 1e-8))
@@ -133,7 +133,7 @@ def compute_returns(reward, gamma):
 
 def subtract_baseline(returns):
     """The differences G_t - b_t of N episodes. returns and differences are lists of N tensors."""
-    baseline = pad_sequence(returns).mean(1)  # over N of (longest T, N), with 0 after an end
+    baseline = pad_sequence(returns).mean(1)  # of returns padded with 0 to (longest T, N)
     return [return_ - baseline[:len(return_)] for return_ in returns]
 
 
@@ -214,7 +214,7 @@ def report(config, env_step, history, entropy):
 
 def evaluate(agent, env, episodes, seed=0):
     """Returns the scores (episodes,) of greedy episodes."""
-    env.reset(seed=1000 * seed + 500)  # training begins with lower seeds
+    env.reset(seed=1000 * seed + 500)  # a fresh run begins with lower seeds
     scores = []
     for _ in range(episodes):
         _, _, reward = play(agent, env, greedy=True)

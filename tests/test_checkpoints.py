@@ -76,7 +76,7 @@ def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated
     def noted(buffer, envs, agent, obs):
         result = collect(buffer, envs, agent, obs)
         first = buffer.obs[..., 0] < 1  # where an episode began, as each step leads one place on
-        starts[-1] += buffer.obs[first][:, 0].tolist() + buffer.log_prob.flatten().tolist()
+        starts[-1] += [torch.initial_seed(), *buffer.obs[first][:, 0].tolist()]
         return result
 
     monkeypatch.setattr(module.RolloutBuffer, "collect", noted)
@@ -86,7 +86,7 @@ def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated
         starts.append([])
         weights.append(weights_of(module.train(settings)[0]))
     assert torch.equal(weights[1], weights[2]) and starts[1] == starts[2]
-    assert len(starts[0]) > 280 and not set(starts[0]) & set(starts[1])
+    assert len(starts[0]) > 40 and not set(starts[0]) & set(starts[1])
 
 
 def test_it_is_written_at_each_printed_line_and_on_ctrl_c(ppo, corridor, monkeypatch, capsys):

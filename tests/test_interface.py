@@ -13,9 +13,6 @@ import torch
 from conftest import PPO, ROLLOUT, ROOT, SCRIPTS, Corridor, config_of, load, source
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-NUMBERED = ["ppo_discrete", "actor_critic", "reinforce"]
-
-
 # ---- The files ----
 
 
@@ -66,35 +63,31 @@ def test_help_tells_every_setting_with_its_comment_and_default(script, run_main,
 
 
 @pytest.fixture
-def settings(run_main, monkeypatch):
-    """settings(script, words) is the Config that the command line makes of them."""
-    def read(name, words):
-        found = []
-        with monkeypatch.context() as patch:
-            patch.setattr(load(name), "train", lambda config: found.append(config) or sys.exit())
-            with pytest.raises(SystemExit):
-                run_main(name, words)
-        return found[0]
+def settings(monkeypatch):
+    """settings(module, words) is the Config that the command line makes of them."""
+    def read(module, words):
+        monkeypatch.setattr(sys, "argv", ["x.py", *words.split()])
+        return module.read_flags()
     return read
 
 
 def test_every_setting_is_a_flag(script, settings):
-    Config = load(script).Config
-    assert settings(script, "") == Config()
-    for field in fields(Config):
+    module = load(script)
+    assert settings(module, "") == module.Config()
+    for field in fields(module.Config):
         value = {int: 7, float: 0.25, str: "x", bool: True}[field.type]
         words = f"--{field.name.replace('_', '-')} {'' if value is True else value}"
         if field.name not in ("env_id", "load"):
-            assert settings(script, words) == Config(**{field.name: value})
+            assert settings(module, words) == module.Config(**{field.name: value})
 
 
 def test_another_task_takes_its_settings_by_its_name_alone(ppo, settings):
     module = load(ppo)
     other = module.OTHER_TASKS | dict(env_id="Acrobot-v1")
-    assert settings(ppo, "--env-id Acrobot-v1") == module.Config(**other)
+    assert settings(module, "--env-id Acrobot-v1") == module.Config(**other)
     # What is given on the command line wins, also where it is the default of the script's own task.
     steps = module.Config.total_steps
-    assert settings(ppo, f"--env-id Acrobot-v1 --total-steps {steps}") == module.Config(**other | dict(total_steps=steps))
+    assert settings(module, f"--env-id Acrobot-v1 --total-steps {steps}") == module.Config(**other | dict(total_steps=steps))
 
 
 # ---- A run ----
@@ -146,27 +139,14 @@ NEW_SETTINGS = """    new_int: int = 3  # of 100 % each
     def __post_init__"""
 
 
-def test_a_new_setting_is_one_line(script, monkeypatch, capsys):
+def test_a_new_setting_is_one_line(script, settings, capsys):
     module = runs.load(script, [("\n    def __post_init__", NEW_SETTINGS)])
-
-    def read(words):
-        monkeypatch.setattr(sys, "argv", ["x.py", *words.split()])
-        return module.read_flags()
-
     words = "--new-int 7 --new-float 1e-3 --new-str y --no-new-on --new-off"
-    assert read(words) == module.Config(new_int=7, new_float=1e-3, new_str="y", new_on=False, new_off=True)
+    assert settings(module, words) == module.Config(new_int=7, new_float=1e-3, new_str="y", new_on=False, new_off=True)
     for words, message in ("--help", r"of 100 % each\s+\(default:\s+3\)"), ("--new-on False", "arguments: False"):
         with pytest.raises(SystemExit):
-            read(words)
+            settings(module, words)
         assert re.search(message, "".join(capsys.readouterr()))
-
-
-def test_a_script_runs_as_profilers_run_it(script, monkeypatch, capsys):
-    """`python -m cProfile` and `-m trace` make no module of it."""
-    monkeypatch.setattr(sys, "argv", ["x.py", "--help"])
-    with pytest.raises(SystemExit):
-        exec(compile(source(script), "x", "exec"), {"__name__": "__main__", "__file__": str(ROOT / f"{script}.py")})
-    assert "--total-steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("space, size", [
@@ -184,7 +164,7 @@ def test_observations_of_any_shape_are_flattened(script, space, size, corridor):
     assert history and next(agent.policy.parameters()).shape[1] == size
 
 
-# ---- Mistakes: each ends the run before it begins, and the last lines script what is wrong ----
+# ---- Mistakes: each ends the run before it begins, and the last lines name what is wrong ----
 
 
 @pytest.mark.parametrize("words, message", [
@@ -198,48 +178,36 @@ def test_a_wrong_flag_is_named(script, words, message, run_main, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name, setting, value", [(name, setting, value) for setting, value, names in (
-    ("num_envs", 0, ROLLOUT), ("num_steps", 0, ROLLOUT), ("num_steps", -8, ROLLOUT), ("num_episodes", 1, ["reinforce"]),
-    ("num_minibatches", 0, PPO), ("num_minibatches", 13, PPO)) for name in names])
-def test_sizes_that_would_hang_or_leave_a_minibatch_empty_are_refused(name, setting, value):
-    refused = (RuntimeError, "number of sections") if value == 0 and setting == "num_minibatches" else (
-        AssertionError, "a (minibatch|rollout) needs at least|would be its own baseline")
-    with pytest.raises(refused[0], match=refused[1]):
-        load(name).train(config_of(name, **{setting: value}))
-
-
-OTHERS = [
+NO_MINIBATCH, NO_STEP = "a minibatch needs at least two steps", "a (minibatch|rollout) needs at least"
+MISTAKES = [  # a setting, its value, words of the error, scripts
+    ("num_envs", 0, NO_STEP, ROLLOUT),
+    ("num_steps", 0, NO_STEP, ROLLOUT),
+    ("num_steps", -8, NO_STEP, ROLLOUT),
+    ("num_minibatches", 13, NO_MINIBATCH, PPO),
+    ("num_minibatches", 0, "number of sections", PPO),
+    ("num_episodes", 1, "would be its own baseline", ["reinforce"]),
     ("env_id", "Nonsense-v0", "Nonsense", SCRIPTS),
     ("env_id", "LunarLander-v2", "LunarLander-v3", SCRIPTS),
     ("env_id", "no_such_module:CartPole-v1", "no_such_module", SCRIPTS),
     ("gamma", 1.5, "gamma", ROLLOUT),
     ("learning_rate", -1.0, "learning rate", [*PPO, "reinforce"]),
 ]
+NUMBERED, VECTOR = "actions must be Discrete from 0, and not ", "actions must be a Box of .*, and not Box.*"
+ACTIONS = [  # a space of actions, words of the error, scripts
+    *[(space, NUMBERED + re.escape(str(space)), ["ppo_discrete", "actor_critic", "reinforce"]) for space in (
+        Box(-1, 1, (2,)), MultiDiscrete([2, 2]), Discrete(3, start=-1), Dict(a=Discrete(2)))],
+    (Discrete(3), "requires a Box action space, got .*Discrete", ["ppo_continuous"]),
+    (Box(0, 10, (1,), np.int64), VECTOR + "int64", ["ppo_continuous"]),
+    (Box(-1, 1, (2, 3)), VECTOR + r"\(2, 3\)", ["ppo_continuous"]),
+    (Box(-1, 1, ()), VECTOR + r"\(\)", ["ppo_continuous"]),
+    (Box(-np.inf, np.inf, (2,)), "unbounded", ["ppo_continuous"]),
+]
 
 
 @pytest.mark.parametrize("name, setting, value, words", [
-    (name, setting, value, words) for setting, value, words, names in OTHERS for name in names])
-def test_what_gymnasium_or_torch_refuse_ends_the_run_before_it_begins(name, setting, value, words, capsys):
+    (name, *mistake) for *mistake, names in [*MISTAKES, *[("env_id", *actions) for actions in ACTIONS]] for name in names])
+def test_a_wrong_setting_ends_the_run_before_it_begins(name, setting, value, words, register, capsys):
+    value = register(actions=value) if not isinstance(value, (int, float, str)) else value
     with pytest.raises(Exception, match=words):
         load(name).train(config_of(name, **{setting: value}))
     assert "step" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("actions", [
-    Box(-1, 1, (2,)), MultiDiscrete([2, 2]), Discrete(3, start=-1), Dict(a=Discrete(2))], ids=str)
-@pytest.mark.parametrize("name", NUMBERED)
-def test_actions_that_are_not_numbered_from_0_are_named(name, actions, register):
-    with pytest.raises(AssertionError, match=f"actions must be Discrete from 0, and not {re.escape(str(actions))}"):
-        load(name).train(config_of(name, env_id=register(actions=actions)))
-
-
-@pytest.mark.parametrize("actions, words", [
-    (Discrete(3), "requires a Box action space, got .*Discrete"),
-    (Box(0, 10, (1,), np.int64), "actions must be a Box of .* and not Box.*int64"),
-    (Box(-1, 1, (2, 3)), r"actions must be a Box of .* and not Box.*\(2, 3\)"),
-    (Box(-1, 1, ()), r"actions must be a Box of .* and not Box.*\(\)"),
-    (Box(-np.inf, np.inf, (2,)), "unbounded"),
-], ids=str)
-def test_actions_that_are_not_a_bounded_vector_are_named(actions, words, register):
-    with pytest.raises((AssertionError, TypeError, ValueError), match=words):
-        load("ppo_continuous").train(config_of("ppo_continuous", env_id=register(actions=actions)))

@@ -50,19 +50,16 @@ def test_the_printed_kl_and_entropy_are_those_of_the_distributions(ppo, epochs, 
 
 
 @pytest.mark.parametrize("wrong", range(4))
-def test_the_ppo_loss_refuses_shapes_that_would_broadcast(ppo, wrong):
-    pi, action = policy_with(ppo, torch.full((4,), -3.0))
-    value, old_log_prob, advantage, return_ = (torch.zeros(4, 1) if i == wrong else torch.zeros(4) for i in range(4))
-    with pytest.raises(AssertionError):
-        load(ppo).ppo_loss(pi, value, action, old_log_prob, advantage, return_, 0.2, 0.0)
-
-
-def test_losses_refuse_shapes_that_would_broadcast():
-    pi, action = Categorical(logits=torch.randn(4, 3)), torch.zeros(4).long()
-    with pytest.raises(AssertionError):
-        load("actor_critic").actor_critic_loss(pi, action, torch.randn(4, 1), 0.0)
-    with pytest.raises(AssertionError):
-        load("reinforce").reinforce_loss(pi, action, torch.randn(4, 1))
+def test_losses_refuse_shapes_that_would_broadcast(wrong):
+    for name in PPO:
+        pi, action = policy_with(name, torch.full((4,), -3.0))
+        value, old_log_prob, advantage, return_ = (torch.zeros(4, 1) if i == wrong else torch.zeros(4) for i in range(4))
+        with pytest.raises(AssertionError):
+            load(name).ppo_loss(pi, value, action, old_log_prob, advantage, return_, 0.2, 0.0)
+    pi, action = policy_with("ppo_discrete", torch.full((4,), -3.0))
+    for loss, *rest in (load("actor_critic").actor_critic_loss, 0.0), (load("reinforce").reinforce_loss,):
+        with pytest.raises(AssertionError):
+            loss(pi, action, torch.zeros(4, 1), *rest)
 
 
 def new_agent(name):

@@ -58,16 +58,16 @@ class Corridor(gym.Env):
 
     An observation is [place + a random start, number of the episode]. The reward is 1, or whatever `reward` says,
     plus noise if asked for. With `end`, episodes terminate after so many steps, or only the odd ones of them.
-    gymnasium truncates the others after max_episode_steps.
+    gymnasium truncates the others after max_episode_steps. With `space`, observations are random ones of it.
     """
 
-    def __init__(self, actions=DISCRETE, end=None, odd=False, reward=1.0, noise=0.0, render_mode=None, log=None):
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    def __init__(self, actions=DISCRETE, end=None, odd=False, reward=1.0, noise=0.0, space=None, render_mode=None, log=None):
+        self.space, self.observation_space = space, space or gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space, self.end, self.odd, self.reward, self.noise = actions, end, odd, reward, noise
         self.render_mode, self.episode, self.log = render_mode, 0, [] if log is None else log
 
     def observe(self):
-        return np.array([self.place + self.start, self.episode], np.float32)
+        return self.space.sample() if self.space else np.array([self.place + self.start, self.episode], np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 import runs
 import torch
-from conftest import PPO, ROLLOUT, ROOT, SCRIPTS, Corridor, config_of, load, source
+from conftest import PPO, ROLLOUT, ROOT, SCRIPTS, config_of, load, source
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-
-# ---- The files ----
-
 
 def test_a_script_needs_nothing_but_its_three_libraries(script):
     allowed = {"torch", "gymnasium", "numpy", *sys.stdlib_module_names}
@@ -46,9 +43,6 @@ def test_a_script_brings_its_requirements_along(script):
     block = re.match(r"# /// script\n((?:# .*\n)+?)# ///\n", source(script))[1]
     metadata = tomllib.loads(re.sub("^# ", "", block, flags=re.M))
     assert metadata["dependencies"] == (ROOT / "requirements.txt").read_text().split()
-
-
-# ---- Settings ----
 
 
 def test_help_tells_every_setting_with_its_comment_and_default(script, run_main, monkeypatch, capsys):
@@ -88,9 +82,6 @@ def test_another_task_takes_its_settings_by_its_name_alone(ppo, settings):
     # What is given on the command line wins, also where it is the default of the script's own task.
     steps = module.Config.total_steps
     assert settings(module, f"--env-id Acrobot-v1 --total-steps {steps}") == module.Config(**other | dict(total_steps=steps))
-
-
-# ---- A run ----
 
 
 @pytest.mark.parametrize("reward", [1.0, 1e-6])
@@ -152,19 +143,8 @@ def test_a_new_setting_is_one_line(script, settings, capsys):
 @pytest.mark.parametrize("space, size", [
     (Discrete(16), 16), (Dict(place=Box(-1, 1, (2,)), light=Discrete(3)), 5), (Box(0, 255, (2, 3, 4), np.uint8), 24)])
 def test_observations_of_any_shape_are_flattened(script, space, size, corridor):
-    class Odd(Corridor):
-        def __init__(self, **how):
-            super().__init__(**how)
-            self.observation_space = space
-
-        def observe(self):
-            return self.observation_space.sample()
-
-    agent, history = load(script).train(config_of(script, env_id=corridor(script, kind=Odd)))
+    agent, history = load(script).train(config_of(script, env_id=corridor(script, space=space)))
     assert history and next(agent.policy.parameters()).shape[1] == size
-
-
-# ---- Mistakes: each ends the run before it begins, and the last lines name what is wrong ----
 
 
 @pytest.mark.parametrize("words, message", [
@@ -178,12 +158,12 @@ def test_a_wrong_flag_is_named(script, words, message, run_main, capsys):
     assert message in capsys.readouterr().err
 
 
-NO_MINIBATCH, NO_STEP = "a minibatch needs at least two steps", "a (minibatch|rollout) needs at least"
-MISTAKES = [  # a setting, its value, words of the error, scripts
-    ("num_envs", 0, NO_STEP, ROLLOUT),
-    ("num_steps", 0, NO_STEP, ROLLOUT),
-    ("num_steps", -8, NO_STEP, ROLLOUT),
-    ("num_minibatches", 13, NO_MINIBATCH, PPO),
+NUMBERED, VECTOR = "actions must be Discrete from 0, and not ", "actions must be a Box of .*, and not Box.*"
+MISTAKES = [  # a setting, its value or a space of actions, words of the error, scripts
+    ("num_envs", 0, "a (minibatch|rollout) needs at least", ROLLOUT),
+    ("num_steps", 0, "a (minibatch|rollout) needs at least", ROLLOUT),
+    ("num_steps", -8, "a (minibatch|rollout) needs at least", ROLLOUT),
+    ("num_minibatches", 13, "a minibatch needs at least two steps", PPO),
     ("num_minibatches", 0, "number of sections", PPO),
     ("num_episodes", 1, "would be its own baseline", ["reinforce"]),
     ("env_id", "Nonsense-v0", "Nonsense", SCRIPTS),
@@ -191,21 +171,18 @@ MISTAKES = [  # a setting, its value, words of the error, scripts
     ("env_id", "no_such_module:CartPole-v1", "no_such_module", SCRIPTS),
     ("gamma", 1.5, "gamma", ROLLOUT),
     ("learning_rate", -1.0, "learning rate", [*PPO, "reinforce"]),
-]
-NUMBERED, VECTOR = "actions must be Discrete from 0, and not ", "actions must be a Box of .*, and not Box.*"
-ACTIONS = [  # a space of actions, words of the error, scripts
-    *[(space, NUMBERED + re.escape(str(space)), ["ppo_discrete", "actor_critic", "reinforce"]) for space in (
+    *[("env_id", space, NUMBERED + re.escape(str(space)), ["ppo_discrete", "actor_critic", "reinforce"]) for space in (
         Box(-1, 1, (2,)), MultiDiscrete([2, 2]), Discrete(3, start=-1), Dict(a=Discrete(2)))],
-    (Discrete(3), "requires a Box action space, got .*Discrete", ["ppo_continuous"]),
-    (Box(0, 10, (1,), np.int64), VECTOR + "int64", ["ppo_continuous"]),
-    (Box(-1, 1, (2, 3)), VECTOR + r"\(2, 3\)", ["ppo_continuous"]),
-    (Box(-1, 1, ()), VECTOR + r"\(\)", ["ppo_continuous"]),
-    (Box(-np.inf, np.inf, (2,)), "unbounded", ["ppo_continuous"]),
+    ("env_id", Discrete(3), "requires a Box action space, got .*Discrete", ["ppo_continuous"]),
+    ("env_id", Box(0, 10, (1,), np.int64), VECTOR + "int64", ["ppo_continuous"]),
+    ("env_id", Box(-1, 1, (2, 3)), VECTOR + r"\(2, 3\)", ["ppo_continuous"]),
+    ("env_id", Box(-1, 1, ()), VECTOR + r"\(\)", ["ppo_continuous"]),
+    ("env_id", Box(-np.inf, np.inf, (2,)), "unbounded", ["ppo_continuous"]),
 ]
 
 
 @pytest.mark.parametrize("name, setting, value, words", [
-    (name, *mistake) for *mistake, names in [*MISTAKES, *[("env_id", *actions) for actions in ACTIONS]] for name in names])
+    (name, *mistake) for *mistake, names in MISTAKES for name in names])
 def test_a_wrong_setting_ends_the_run_before_it_begins(name, setting, value, words, register, capsys):
     value = register(actions=value) if not isinstance(value, (int, float, str)) else value
     with pytest.raises(Exception, match=words):

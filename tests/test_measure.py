@@ -5,10 +5,10 @@ from ablations import EDITS
 from runs import load, solved_at
 
 
-@pytest.mark.parametrize("name, program, pair", [
-    (name, program, pair) for name, programs, pair, _ in EDITS if pair for program in programs])
-def test_every_edit_fits_its_scripts(name, program, pair):
-    assert load(program, [pair]).__doc__ == load(program).__doc__
+@pytest.mark.parametrize("name, program, pairs", [
+    (name, program, pairs) for name, programs, pairs, _ in EDITS if pairs for program in programs])
+def test_every_edit_fits_its_scripts(name, program, pairs):
+    assert load(program, pairs).__doc__ == load(program).__doc__
 
 
 def test_solved_at_the_step_that_ends_the_first_20_good_episodes():

@@ -130,9 +130,10 @@ def draw_rollout():
 
 def stages(module, task, **settings):
     """A run's [(agent, env_step, seconds, score)]: before it, when last not half way to the solved task, at its end."""
-    kept, start = [], time.process_time()  # this clock stands still while other programs run
+    untrained, _ = module.train(module.Config(total_steps=0))
+    kept, start = [(untrained, 0, 0.0)], time.process_time()  # this clock stands still while other programs run
 
-    def keep(config, agent, optimizer, envs, env_step):  # in place of saving, also before the first step
+    def keep(config, agent, optimizer, envs, env_step):  # in place of saving
         kept.append((copy.deepcopy(agent), env_step, time.process_time() - start))
 
     module.save = keep

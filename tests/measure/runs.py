@@ -99,9 +99,8 @@ def measure(script, seed, flags="", edits=(), recipe="", episodes=100, along=0):
         config = module.read_flags()
     points, out, start = [], io.StringIO(), time.perf_counter()
 
-    def evaluate_instead(config, agent, optimizer, envs, env_step):  # of saving
-        if env_step > 0:  # before the first step, no line is printed
-            points.append(f"{evaluate(module, agent, config.env_id, along, seed).mean():.1f}")
+    def evaluate_instead(config, agent, *_):  # of saving
+        points.append(f"{evaluate(module, agent, config.env_id, along, seed).mean():.1f}")
 
     if along:
         module.save = evaluate_instead

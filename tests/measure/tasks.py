@@ -2,9 +2,11 @@
 
     python tests/measure/tasks.py --processes 2
     python tests/measure/tasks.py --million --processes 2
+    python tests/measure/tasks.py --choices --seeds 40 43 --processes 2
 
 Ours have the settings that --env-id alone gives. stable-baselines3's PPO has as many steps. sb3.py tells its settings.
 --million measures ours alone, but also along the way, on tasks for which others publish the scores of a million steps.
+--choices compares settings of ppo_continuous.py on all its tasks by their shares of the scores to reach.
 """
 
 import numpy as np
@@ -14,14 +16,37 @@ TASKS = {"LunarLander-v3": "ppo_discrete", "Acrobot-v1": "ppo_discrete", "Mounta
          "FrozenLake-v1": "ppo_discrete", "Taxi-v4": "ppo_discrete", "BipedalWalker-v3": "ppo_continuous",
          "InvertedDoublePendulum-v5": "ppo_continuous"}
 MILLION = ["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5"]
+TO_REACH = {"Hopper-v5": 3353, "InvertedDoublePendulum-v5": 8727, "BipedalWalker-v3": 269, "Walker2d-v5": 4273,
+            "HalfCheetah-v5": 5819, "Ant-v5": 3258, "Humanoid-v5": 2130}  # the best published, or stable-baselines3's
+CHOICES = {"as it is": "", "entropy_coef 0.003": "--entropy-coef 0.003", "entropy_coef 0": "--entropy-coef 0",
+           "rollouts of 2,048 steps, 10 epochs": "--num-steps 128 --num-minibatches 16 --epochs 10",
+           "learning_rate 3e-4": "--learning-rate 3e-4", "max_grad_norm 0.5": "--max-grad-norm 0.5"}
 
-if __name__ == "__main__":
-    parser = parser_of(__doc__, [720, 724])
-    parser.add_argument("--million", action="store_true", help="a million steps of ours on MuJoCo's tasks")
-    parser.add_argument("--tasks", nargs="+", help="default: all")
-    parser.add_argument("--steps", type=int, help="default: total_steps of OTHER_TASKS, or a million")
-    parser.add_argument("--flags", default="", help="settings of ours, in one string. Name another --csv, too")
-    options = parser.parse_args()
+
+def choose(options):
+    """Runs and compares CHOICES. A difference is that to the first setting, of the same tasks and seeds."""
+    seeds = range(options.seeds[0], options.seeds[1] + 1)
+    jobs = {(name, task, seed): (measure, dict(script="ppo_continuous", seed=seed, episodes=50,
+                                               flags=f"--env-id {task} {flags}"))
+            for name, flags in CHOICES.items() for seed in seeds for task in options.tasks or TO_REACH}
+    rows = run_all(jobs, options.csv or RESULTS / "choices.csv", ["setting", "task", "seed", "greedy", "last", "seconds"],
+                   options.processes)
+    shares = {(row["setting"], row["task"], row["seed"]): float(row["greedy"]) / TO_REACH[row["task"]] for row in rows}
+    base, lines = next(iter(CHOICES)), []
+    for (name,), mine in group(rows, "setting").items():
+        tasks, cells = {task: [row["seed"] for row in some] for (task,), some in group(mine, "task").items()}, []
+        for minus in (0, 1):  # the shares, and what they are above those of the first setting
+            gains = [[shares[name, task, seed] - minus * shares[base, task, seed] for seed in of_task]
+                     for task, of_task in tasks.items()]
+            error = sum(np.var(some, ddof=1) / len(some) for some in gains) ** 0.5 / len(gains)
+            cells.append(f"{np.mean([np.mean(some) for some in gains]):.3f} ± {error:.3f}")  # all tasks count alike
+        scores = [np.mean([shares[name, task, seed] for seed in tasks[task]]) * TO_REACH[task] for task in tasks]
+        lines.append([name, *(f"{score:,.0f}" for score in scores), *cells])
+    print_table(["setting", *tasks, "mean share", "above the first setting"], lines, rows)
+
+
+def compare(options):
+    """Runs the tasks, beside stable-baselines3 or along the way of a million steps."""
     million, jobs = options.million, {}
     for seed in range(options.seeds[0], options.seeds[1] + 1):
         for task in options.tasks or (MILLION if million else TASKS):
@@ -51,3 +76,14 @@ if __name__ == "__main__":
     if million:
         others = ["last 20 training scores", "best point of the mean curve", "mean of its five best"]
     print_table(["task", "ours", "worst", *others], lines, rows)
+
+
+if __name__ == "__main__":
+    parser = parser_of(__doc__, [720, 724])
+    parser.add_argument("--million", action="store_true", help="a million steps of ours on MuJoCo's tasks")
+    parser.add_argument("--choices", action="store_true", help="settings of ppo_continuous.py for other tasks")
+    parser.add_argument("--tasks", nargs="+", help="default: all")
+    parser.add_argument("--steps", type=int, help="default: total_steps of OTHER_TASKS, or a million")
+    parser.add_argument("--flags", default="", help="settings of ours, in one string. Name another --csv, too")
+    options = parser.parse_args()
+    choose(options) if options.choices else compare(options)

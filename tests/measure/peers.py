@@ -1,4 +1,4 @@
-"""The time from Enter to solved: the PPO scripts in turn with other programs, on the same seeds.
+"""The time from Enter to solved: the scripts, and those of PPO in turn with other programs, on the same seeds.
 
     python tests/measure/peers.py                      beside stable-baselines3 with the RL Zoo's settings
     python tests/measure/peers.py --against FOLDER     beside the scripts in another folder
@@ -19,7 +19,9 @@ import numpy as np
 from runs import RESULTS, ROOT, SOLVED, floats, group, parser_of, print_table, run_all, steps_cells
 
 HERE = Path(__file__).resolve().parent
-TASKS = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1"}
+TASKS = {"ppo_discrete": "CartPole-v1", "ppo_continuous": "Pendulum-v1", "reinforce": "CartPole-v1",
+         "actor_critic": "CartPole-v1"}
+OURS = {"CartPole-v1": "ppo_discrete", "Pendulum-v1": "ppo_continuous"}  # that others are compared with
 CLEANRL = {"ppo_discrete": "cleanrl_ppo.py", "ppo_continuous": "cleanrl_ppo_continuous_action.py"}
 
 
@@ -37,7 +39,9 @@ def run(threshold, command, python=sys.executable, limit=500_000):
 def programs(script, seed, options):
     """(name, arguments of run()) of each program, in turn. minimalRL takes no seed, and plays CartPole alone."""
     flags, task, files = ["--seed", seed, "--eval-episodes", 0], TASKS[script], options.peer_files.resolve()
-    yield "ours", dict(command=[ROOT / f"{script}.py", *flags])
+    yield script, dict(command=[ROOT / f"{script}.py", *flags])
+    if script not in OURS.values():
+        return
     if options.against:
         yield str(options.against), dict(command=[options.against.resolve() / f"{script}.py", *flags])
     else:
@@ -65,7 +69,7 @@ if __name__ == "__main__":
     seconds = {(row["program"], row["task"], row["seed"]): float(row["seconds"]) for row in rows}
     lines = []
     for (task, program), mine in group(rows, "task", "program").items():
-        shares = [seconds.get(("ours", task, row["seed"]), np.nan) / float(row["seconds"]) for row in mine]
+        shares = [seconds.get((OURS[task], task, row["seed"]), np.nan) / float(row["seconds"]) for row in mine]
         lines.append([task, program, *steps_cells(mine), f"{np.median(floats(mine, 'seconds')):.1f}",
                       f"{np.median(shares):.2f}"])
     print_table(["task", "program", "solved", "median steps", "worst", "median seconds", "our share"], lines, rows)

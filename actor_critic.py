@@ -60,7 +60,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # numpy's numbers become Python's, as seeds have to be
+    def __post_init__(self):  # numpy's numbers become Python's, which seeds have to be
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -107,7 +107,7 @@ class ActorCritic(nn.Module):
         self.policy = mlp(obs_dim, hidden_size, n_actions)
         self.critic = mlp(obs_dim, hidden_size, 1)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first π is about the same in all states
+            self.policy[-1].weight *= 0.01  # at first, no state favours an action
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""

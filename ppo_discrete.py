@@ -74,7 +74,7 @@ class Config:
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
     render: bool = False  # after training, play an episode in a window
 
-    def __post_init__(self):  # numpy's numbers become Python's, as seeds and checkpoints need
+    def __post_init__(self):  # numpy's numbers become Python's, for seeds and checkpoints
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -121,7 +121,7 @@ class ActorCritic(nn.Module):
         self.policy = mlp(obs_dim, hidden_size, n_actions)
         self.critic = mlp(obs_dim, hidden_size, 1)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first π is about the same in all states
+            self.policy[-1].weight *= 0.01  # at first, no state favours an action
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
@@ -240,7 +240,7 @@ def train(config):
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
-        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # starts fast
+        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # defined below
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)

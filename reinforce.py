@@ -53,7 +53,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # numpy's numbers become Python's, as seeds have to be
+    def __post_init__(self):  # numpy's numbers become Python's, which seeds have to be
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -93,7 +93,7 @@ class Policy(nn.Module):
             nn.Linear(hidden_size, n_actions),
         )
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first π is about the same in all states
+            self.policy[-1].weight *= 0.01  # at first, no state favours an action
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
@@ -150,7 +150,7 @@ def update(agent, optimizer, episodes, config):
     action = torch.cat([action for _, action, _ in episodes])  # (B,)
     returns = [compute_returns(reward, config.gamma) for _, _, reward in episodes]
     difference = torch.cat(subtract_baseline(returns))  # (B,)
-    agent.scale.include(obs)  # first, as this will be the scale of the next episodes
+    agent.scale.include(obs)  # the scale from here on
     pi = agent.pi(obs)
     loss = reinforce_loss(pi, action, difference)
     agent.zero_grad()

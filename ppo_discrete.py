@@ -21,7 +21,7 @@ critic before the first epoch.
 
 The numbers γ, λ, ε and c are settings. Â_t says how much better action a_t turned out than V_old
 expected. If an episode or the rollout ends with step t, Â_{t+1} counts as 0. If an episode
-terminates, V_old(s_{t+1}) does, too. E is the mean over a minibatch. In the loss of the policy, Â_t
+terminates, so does V_old(s_{t+1}). E is the mean over a minibatch. In the loss of the policy, Â_t
 is first shifted to mean 0 and scaled to standard deviation 1. If Â_t > 0, L falls as ρ_t rises, up
 to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. The rollout tells little about policies that
 are further from π_old. The entropy H is high while π is undecided. README.md explains each line.
@@ -121,7 +121,7 @@ class ActorCritic(nn.Module):
         self.policy = mlp(obs_dim, hidden_size, n_actions)
         self.critic = mlp(obs_dim, hidden_size, 1)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first, no state favours an action
+            self.policy[-1].weight *= 0.01  # at first, π is nearly the same in all states
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""

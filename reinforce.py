@@ -93,7 +93,7 @@ class Policy(nn.Module):
             nn.Linear(hidden_size, n_actions),
         )
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first, no state favours an action
+            self.policy[-1].weight *= 0.01  # at first, π is nearly the same in all states
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""

@@ -1,7 +1,7 @@
 """Measures the four scripts on their own tasks over many seeds, README's recipes, and stable-baselines3.
 
     python tests/measure/benchmark.py --processes 2
-    python tests/measure/benchmark.py --recipe NAME --flags "--critic q --gamma 0.99"
+    python tests/measure/benchmark.py --recipe NAME --flags "--critic q"
     python tests/measure/benchmark.py --sb3
 
 Greedy scores are of 1,000 episodes, or of 200 for reinforce.py. What the CSV already has is not measured again.

@@ -29,7 +29,7 @@ is first shifted to mean 0 and scaled to standard deviation 1. If Â_t > 0, L fa
 to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. The rollout tells little about policies that
 are further from π_old. The entropy H is high while π is undecided. README.md explains each line.
 
-`python ppo_continuous.py` solves Pendulum (score -200) after 14,000 to 30,000 of 100,000 steps.
+`python ppo_continuous.py` mostly solves Pendulum (-200) after 14,000 to 30,000 of 100,000 steps.
 
 [1] Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
 [2] Schulman et al. 2016, Generalized Advantage Estimation, arXiv:1506.02438

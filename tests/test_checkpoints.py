@@ -70,18 +70,16 @@ def test_a_resumed_run_goes_on_at_its_step_with_the_rate_of_that_step(ppo, check
 
 
 def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated(ppo, corridor, monkeypatch):
-    module, starts = load(ppo), []
-    collect = module.RolloutBuffer.collect
+    module, starts, weights = load(ppo), [], []
 
-    def noted(buffer, envs, agent, obs):
-        result = collect(buffer, envs, agent, obs)
+    def noted(buffer, envs, agent, obs, f=module.RolloutBuffer.collect):
+        result = f(buffer, envs, agent, obs)
         first = buffer.obs[..., 0] < 1  # where an episode began, as each step leads one place on
         starts[-1] += [torch.initial_seed(), *buffer.obs[first][:, 0].tolist()]
         return result
 
     monkeypatch.setattr(module.RolloutBuffer, "collect", noted)
     config = config_of(ppo, env_id=corridor(ppo), save="kept.pt")
-    weights = []
     for settings in (config, resumed(config, total_steps=480), resumed(config, total_steps=480)):
         starts.append([])
         weights.append(weights_of(module.train(settings)[0]))

@@ -15,7 +15,9 @@ def test_the_printed_kl_and_entropy_are_those_of_the_distributions(ppo, epochs, 
     module, found = load(ppo), []
 
     def collect(buffer, envs, agent, obs, f=module.RolloutBuffer.collect):
-        return [f(buffer, envs, agent, obs), found.append(agent.pi(buffer.obs))][0]
+        result = f(buffer, envs, agent, obs)
+        found.append(agent.pi(buffer.obs))
+        return result
 
     def report(config, env_step, history, agent, buffer, f=module.report):
         old, new = found[-1], agent.pi(buffer.obs)

@@ -34,14 +34,13 @@ def choose(options):
     shares = {(row["setting"], row["task"], row["seed"]): float(row["greedy"]) / TO_REACH[row["task"]] for row in rows}
     base, lines = next(iter(CHOICES)), []
     for (name,), mine in group(rows, "setting").items():
-        tasks, cells = {task: [row["seed"] for row in some] for (task,), some in group(mine, "task").items()}, []
+        tasks, cells = {task: some for (task,), some in group(mine, "task").items()}, []
         for minus in (0, 1):  # the shares, and what they are above those of the first setting
-            gains = [[shares[name, task, seed] - minus * shares[base, task, seed] for seed in of_task]
-                     for task, of_task in tasks.items()]
+            gains = [[shares[name, task, row["seed"]] - minus * shares[base, task, row["seed"]] for row in some]
+                     for task, some in tasks.items()]
             error = sum(np.var(some, ddof=1) / len(some) for some in gains) ** 0.5 / len(gains)
             cells.append(f"{np.mean([np.mean(some) for some in gains]):.3f} ± {error:.3f}")  # all tasks count alike
-        scores = [np.mean([shares[name, task, seed] for seed in tasks[task]]) * TO_REACH[task] for task in tasks]
-        lines.append([name, *(f"{score:,.0f}" for score in scores), *cells])
+        lines.append([name, *(f"{floats(some, 'greedy').mean():,.0f}" for some in tasks.values()), *cells])
     print_table(["setting", *tasks, "mean share", "above the first setting"], lines, rows)
 
 

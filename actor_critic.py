@@ -107,7 +107,7 @@ class ActorCritic(nn.Module):
         self.policy = mlp(obs_dim, hidden_size, n_actions)
         self.critic = mlp(obs_dim, hidden_size, 1)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first, π is nearly the same in all states
+            self.policy[-1].weight *= 0.01  # so actions are about equally likely at first
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
@@ -214,7 +214,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # the scale from here on
+                agent.scale.include(buffer.obs.flatten(0, 1))  # first, as an update needs the scale
                 update(agent, optimizer, buffer, config)
 
                 if env_step >= next_report:

@@ -126,7 +126,7 @@ class ActorCritic(nn.Module):
         self.policy = mlp(obs_dim, hidden_size, action_dim)
         self.critic = mlp(obs_dim, hidden_size, 1)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first, π is nearly the same in all states
+            self.policy[-1].weight *= 0.01  # at first, all means are near 0
         sigma = torch.full((action_dim,), action_dim**-0.5)  # so the noise has about length 1
         self.log_std = nn.Parameter(sigma.log())
 
@@ -252,7 +252,7 @@ def train(config):
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         action_dim = envs.single_action_space.shape[0]
         agent = ActorCritic(torch.Tensor(obs), action_dim, config.hidden_size)
-        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # defined below
+        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # torch's Adam
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)
@@ -267,7 +267,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # the scale from here on
+                agent.scale.include(buffer.obs.flatten(0, 1))  # first, as an update needs the scale
                 batch = make_batch(buffer, agent, config)
                 update(agent, optimizer, batch, entropy_coef, config)
 

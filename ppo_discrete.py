@@ -121,7 +121,7 @@ class ActorCritic(nn.Module):
         self.policy = mlp(obs_dim, hidden_size, n_actions)
         self.critic = mlp(obs_dim, hidden_size, 1)
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first, π is nearly the same in all states
+            self.policy[-1].weight *= 0.01  # so actions are about equally likely at first
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
@@ -240,7 +240,7 @@ def train(config):
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
-        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # defined below
+        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # torch's Adam
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)
@@ -255,7 +255,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # the scale from here on
+                agent.scale.include(buffer.obs.flatten(0, 1))  # first, as an update needs the scale
                 batch = make_batch(buffer, agent, config)
                 update(agent, optimizer, batch, entropy_coef, config)
 

@@ -93,7 +93,7 @@ class Policy(nn.Module):
             nn.Linear(hidden_size, n_actions),
         )
         with torch.no_grad():
-            self.policy[-1].weight *= 0.01  # at first, π is nearly the same in all states
+            self.policy[-1].weight *= 0.01  # so actions are about equally likely at first
 
     def pi(self, obs):
         """Observations (..., obs_dim) -> the distribution π(·|s) over the actions."""
@@ -150,7 +150,7 @@ def update(agent, optimizer, episodes, config):
     action = torch.cat([action for _, action, _ in episodes])  # (B,)
     returns = [compute_returns(reward, config.gamma) for _, _, reward in episodes]
     difference = torch.cat(subtract_baseline(returns))  # (B,)
-    agent.scale.include(obs)  # the scale from here on
+    agent.scale.include(obs)  # first, as an update needs the scale
     pi = agent.pi(obs)
     loss = reinforce_loss(pi, action, difference)
     agent.zero_grad()

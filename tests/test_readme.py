@@ -51,11 +51,6 @@ def test_the_block_for_notebooks_runs(copy, capsys):
     assert re.search(r"^\d+\.\d+$", capsys.readouterr().out, re.M)
 
 
-def test_the_environment_is_that_of_the_recipes():
-    (block,) = [text for text in blocks("py") if "gym.register(" in text]
-    assert (ROOT / "tests" / "recipes" / "my_env.py").read_text().endswith(block)
-
-
 def test_the_tutorials_lines_are_those_of_the_scripts():
     texts = "".join(source(name) for name in SCRIPTS)
     assert blocks("python") and all(block in texts for block in blocks("python"))

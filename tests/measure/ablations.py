@@ -11,7 +11,7 @@ PPO, ROLLOUT = SCRIPTS[2:], SCRIPTS[1:]
 EDITS = [  # name, scripts, pairs (old text, new text), flags
     ("as it is", SCRIPTS, [], ""),
     ("no clip", PPO, [("ratio.clamp(1 - clip_eps, 1 + clip_eps)", "ratio")], ""),
-    ("one optimizer step per rollout", [DISCRETE], [], "--epochs 1 --num-minibatches 1"),
+    ("one optimizer step per rollout", PPO, [], "--epochs 1 --num-minibatches 1"),
     ("advantages not normalised", PPO, [("(advantage - advantage.mean()) / (advantage.std() + 1e-8)", "advantage")], ""),
     ("estimates anew in each epoch", PPO,
      [("                update(agent, optimizer, batch, entropy_coef, config)\n",

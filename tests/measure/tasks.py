@@ -6,7 +6,7 @@
 
 Ours have the settings that --env-id alone gives. stable-baselines3's PPO has as many steps. sb3.py tells its settings.
 --million measures ours alone, but also along the way, on tasks for which others publish the scores of a million steps.
---choices compares settings of ppo_continuous.py on all its tasks by their shares of the scores to reach.
+--choices compares settings of ppo_continuous.py on its tasks by their shares of the scores to reach.
 """
 
 import numpy as np
@@ -24,24 +24,22 @@ CHOICES = {"as it is": "", "entropy_coef 0.003": "--entropy-coef 0.003", "entrop
 
 
 def choose(options):
-    """Runs and compares CHOICES. A difference is that to the first setting, of the same tasks and seeds."""
-    seeds = range(options.seeds[0], options.seeds[1] + 1)
+    """Runs and compares CHOICES. A share is a task's greedy score, as a mean of the seeds, divided by that TO_REACH."""
+    seeds, settings = range(options.seeds[0], options.seeds[1] + 1), options.settings or list(CHOICES)
     jobs = {(name, task, seed): (measure, dict(script="ppo_continuous", seed=seed, episodes=50,
-                                               flags=f"--env-id {task} {flags}"))
-            for name, flags in CHOICES.items() for seed in seeds for task in options.tasks or TO_REACH}
-    rows = run_all(jobs, options.csv or RESULTS / "choices.csv", ["setting", "task", "seed", "greedy", "last", "seconds"],
-                   options.processes)
-    shares = {(row["setting"], row["task"], row["seed"]): float(row["greedy"]) / TO_REACH[row["task"]] for row in rows}
-    base, lines = next(iter(CHOICES)), []
-    for (name,), mine in group(rows, "setting").items():
-        tasks, cells = {task: some for (task,), some in group(mine, "task").items()}, []
-        for minus in (0, 1):  # the shares, and what they are above those of the first setting
-            gains = [[shares[name, task, row["seed"]] - minus * shares[base, task, row["seed"]] for row in some]
-                     for task, some in tasks.items()]
-            error = sum(np.var(some, ddof=1) / len(some) for some in gains) ** 0.5 / len(gains)
-            cells.append(f"{np.mean([np.mean(some) for some in gains]):.3f} ± {error:.3f}")  # all tasks count alike
-        lines.append([name, *(f"{floats(some, 'greedy').mean():,.0f}" for some in tasks.values()), *cells])
-    print_table(["setting", *tasks, "mean share", "above the first setting"], lines, rows)
+                                               flags=f"--env-id {task} {CHOICES[name]}"))
+            for seed in seeds for task in options.tasks or TO_REACH for name in settings}
+    columns = ["setting", "task", "seed", "greedy", "last", "seconds"]
+    rows = run_all(jobs, options.csv or RESULTS / "choices.csv", columns, options.processes)
+    scores = {key: floats(mine, "greedy").mean() for key, mine in group(rows, "setting", "task").items()}
+    tasks, lines = options.tasks or list(TO_REACH), []
+    for name in settings:
+        shares = [scores[name, task] / TO_REACH[task] for task in tasks]
+        gains = [(scores[name, task] - scores[settings[0], task]) / TO_REACH[task] for task in tasks]
+        error = np.std(gains, ddof=1) / len(gains) ** 0.5  # over tasks, each with the same seeds
+        lines.append([name, *(f"{scores[name, task]:,.0f}" for task in tasks), f"{np.mean(shares):.2f}",
+                      f"{np.mean(gains):.2f} ± {error:.2f}"])
+    print_table(["setting", *tasks, "mean share", f"above that of “{settings[0]}”"], lines, rows)
 
 
 def compare(options):
@@ -82,6 +80,7 @@ if __name__ == "__main__":
     parser.add_argument("--million", action="store_true", help="a million steps of ours on MuJoCo's tasks")
     parser.add_argument("--choices", action="store_true", help="settings of ppo_continuous.py for other tasks")
     parser.add_argument("--tasks", nargs="+", help="default: all")
+    parser.add_argument("--settings", nargs="+", choices=CHOICES, help="of --choices, all by default")
     parser.add_argument("--steps", type=int, help="default: total_steps of OTHER_TASKS, or a million")
     parser.add_argument("--flags", default="", help="settings of ours, in one string. Name another --csv, too")
     options = parser.parse_args()

@@ -54,7 +54,7 @@ class Config:
     learning_rate: float = 2e-3  # initial learning rate of the policy, which falls linearly to 0
     critic_learning_rate: float = 1e-2  # that of the critic, which has to be ahead of the policy
     max_grad_norm: float = 0.5  # a longer gradient is shortened to this
-    gamma: float = 0.995  # discount of later rewards, below 1 if no episode ever terminates
+    gamma: float = 0.995  # discount of later rewards
     entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 32  # units of each network's hidden layer
     seed: int = 0  # the same seed gives the same scores, on the same machine
@@ -155,7 +155,7 @@ class RolloutBuffer:
             self.terminated[t] = torch.as_tensor(terminated)
             for n in np.flatnonzero(terminated | truncated):  # make_envs adds these keys to info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
-                scores.append(float(info["episode"]["r"][n]))
+                scores.append(float(info["episode"]["r"][n]))  # of unscaled rewards
         return obs, scores
 
 

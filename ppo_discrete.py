@@ -21,10 +21,10 @@ critic before the first epoch.
 
 The numbers γ, λ, ε and c are settings. Â_t says how much better action a_t turned out than V_old
 expected. If an episode or the rollout ends with step t, Â_{t+1} counts as 0. If an episode
-terminates, so does V_old(s_{t+1}). E is the mean over a minibatch. In the loss of the policy, Â_t
-is first shifted to mean 0 and scaled to standard deviation 1. If Â_t > 0, L falls as ρ_t rises, up
-to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. The rollout tells little about policies that
-are further from π_old. The entropy H is high while π is undecided. README.md explains each line.
+terminates, V_old(s_{t+1}) counts as 0, too. E is the mean over a minibatch. In the loss of the
+policy, Â_t is first shifted to mean 0 and scaled to standard deviation 1. If Â_t > 0, L falls as
+ρ_t rises, up to 1+ε. If Â_t < 0, L falls as ρ_t falls, down to 1-ε. The rollout tells little about
+policies further from π_old. The entropy H is high while π is undecided. README.md explains it all.
 
 `python ppo_discrete.py` mostly solves CartPole (score 475) after 11,000 to 20,000 of 30,000 steps.
 
@@ -63,7 +63,7 @@ class Config:
     num_minibatches: int = 2  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 1e-2  # initial learning rate of Adam, which falls linearly to 0
     max_grad_norm: float = 1.0  # a longer gradient is shortened to this
-    gamma: float = 0.995  # discount of later rewards, below 1 if no episode ever terminates
+    gamma: float = 0.995  # discount of later rewards
     gae_lambda: float = 0.97  # lambda, from 0 (trusts the critic) to 1 (trusts the rewards)
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
     entropy_coef: float = 0.0  # c, weight of the entropy bonus, which falls linearly to 0
@@ -175,7 +175,7 @@ class RolloutBuffer:
             self.done[t] = torch.as_tensor(done)
             for n in np.flatnonzero(done):  # make_envs, below, adds these keys to info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
-                scores.append(float(info["episode"]["r"][n]))
+                scores.append(float(info["episode"]["r"][n]))  # of unscaled rewards
         return obs, scores
 
 
@@ -310,7 +310,7 @@ def report(config, env_step, history, agent, buffer):
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
     pi = agent.pi(buffer.obs)
     log_ratio = pi.log_prob(buffer.action) - buffer.log_prob
-    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1, 0 on average, reduces noise [3]
+    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 averages 0, and no term is negative [3]
     entropy = pi.entropy().mean()
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)

@@ -10,7 +10,7 @@ Ours have the settings that --env-id alone gives. stable-baselines3's PPO has as
 """
 
 import numpy as np
-from runs import RESULTS, floats, group, load, measure, parser_of, print_table, run_all
+from runs import RESULTS, floats, group, load, measure, parser_of, print_table, read_csv, run_all
 
 TASKS = {"LunarLander-v3": "ppo_discrete", "Acrobot-v1": "ppo_discrete", "MountainCar-v0": "ppo_discrete",
          "FrozenLake-v1": "ppo_discrete", "Taxi-v4": "ppo_discrete", "BipedalWalker-v3": "ppo_continuous",
@@ -30,22 +30,27 @@ CHOICES = {  # name: flags, and edits of the script's text
 
 
 def choose(options):
-    """Runs and compares CHOICES. A share is a task's greedy score, as a mean of the seeds, divided by that TO_REACH."""
-    seeds, settings = range(options.seeds[0], options.seeds[1] + 1), options.settings or list(CHOICES)
+    """Makes runs of CHOICES, and compares all that the file has of these seeds.
+
+    A share is a greedy score divided by that TO_REACH. The gain is the share less that of the first setting with the
+    same seed, as a mean over the seeds and then over the tasks. Its standard error is over the tasks.
+    """
+    seeds, path = range(options.seeds[0], options.seeds[1] + 1), options.csv or RESULTS / "choices.csv"
     jobs = {(name, task, seed): (measure, dict(script="ppo_continuous", seed=seed, episodes=50, edits=CHOICES[name][1],
                                                flags=f"--env-id {task} {CHOICES[name][0]}"))
-            for seed in seeds for task in options.tasks or TO_REACH for name in settings}
-    columns = ["setting", "task", "seed", "greedy", "last", "seconds"]
-    rows = run_all(jobs, options.csv or RESULTS / "choices.csv", columns, options.processes)
-    scores = {key: floats(mine, "greedy").mean() for key, mine in group(rows, "setting", "task").items()}
-    tasks, lines = options.tasks or list(TO_REACH), []
-    for name in settings:
-        shares = [scores[name, task] / TO_REACH[task] for task in tasks]
-        gains = [(scores[name, task] - scores[settings[0], task]) / TO_REACH[task] for task in tasks]
-        error = np.std(gains, ddof=1) / len(gains) ** 0.5  # over tasks, each with the same seeds
-        lines.append([name, *(f"{scores[name, task]:,.0f}" for task in tasks), f"{np.mean(shares):.2f}",
-                      f"{np.mean(gains):.2f} ± {error:.2f}"])
-    print_table(["setting", *tasks, "mean share", f"above that of “{settings[0]}”"], lines, rows)
+            for seed in seeds for task in options.tasks or TO_REACH for name in options.settings or CHOICES}
+    run_all(jobs, path, ["setting", "task", "seed", "greedy", "last", "seconds"], options.processes)
+    rows = [row for row in read_csv(path) if int(row["seed"]) in seeds]
+    share = {(row["setting"], row["task"], row["seed"]): float(row["greedy"]) / TO_REACH[row["task"]] for row in rows}
+    base, lines = next(iter(CHOICES)), []
+    for (name,), mine in group(rows, "setting").items():
+        by_task = {task: some for (task,), some in group(mine, "task").items()}
+        cells = [f"{floats(by_task[task], 'greedy').mean():,.0f}" if task in by_task else "" for task in TO_REACH]
+        gains = [[share[name, task, row["seed"]] - share[base, task, row["seed"]] for row in some
+                  if (base, task, row["seed"]) in share] for task, some in by_task.items()]
+        gains = [np.mean(some) for some in gains if some]
+        lines.append([name, *cells, f"{np.mean(gains):.2f} ± {np.std(gains, ddof=1) / len(gains) ** 0.5:.2f}"])
+    print_table(["setting", *TO_REACH, "gain ± standard error"], lines, rows)
 
 
 def compare(options):

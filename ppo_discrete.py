@@ -83,9 +83,9 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the first observation, as a mean
-    over the environments. It never changes, so that 0 always means the same. rms is the root mean
-    square of (feature - centre) over all that was included. The factor 2 was found by trying.
+    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
+    observation, as a mean over the environments. It never changes, so 0 always means the same. rms
+    is the root mean square of (feature - centre) over all included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -228,7 +228,7 @@ def update(agent, optimizer, batch, entropy_coef, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the rollout's end. Ctrl-C ends the training early.
+    env_step is that of the rollout's end. Ctrl-C drops an unfinished rollout, and ends training.
     """
     steps = config.num_envs * config.num_steps
     assert 2 * config.num_minibatches <= steps, "a minibatch needs at least two steps"
@@ -236,11 +236,11 @@ def train(config):
         raise FileExistsError(f"save={config.save!r} would overwrite a file that was not loaded")
 
     with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # so that V predicts small numbers
+        envs = NormalizeReward(envs, config.gamma)  # so that V mostly predicts small numbers
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
-        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # starts faster
+        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)  # as optim.Adam
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)
@@ -341,7 +341,7 @@ def load(config, agent, optimizer, envs):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
-    obs, _ = envs.reset(seed=1000 * seed + 500)  # a fresh run begins with lower seeds
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # a fresh run with this seed begins lower
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):

@@ -62,9 +62,9 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms. The centre is the first observation, as a mean
-    over the environments. It never changes, so that 0 always means the same. rms is the root mean
-    square of (feature - centre) over all that was included. The factor 2 was found by trying.
+    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
+    observation, as a mean over the environments. It never changes, so 0 always means the same. rms
+    is the root mean square of (feature - centre) over all included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -163,7 +163,7 @@ def update(agent, optimizer, episodes, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the episode's end. Ctrl-C ends the training early.
+    env_step is that of the episode's end. Ctrl-C drops episodes not yet learned from, and ends.
     """
     assert config.num_episodes > 1, "a single episode would be its own baseline"
     with closing(make_env(config.env_id)) as env:
@@ -206,7 +206,7 @@ def make_env(env_id, **options):
 
 
 def report(config, env_step, history, entropy):
-    """Prints a line, about twenty times a run."""
+    """Prints a line, at most 21 times a run."""
     average = np.mean([score for _, score in history[-20:]])
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average:.6g}  entropy {entropy:.2g}", flush=True)
@@ -214,7 +214,7 @@ def report(config, env_step, history, entropy):
 
 def evaluate(agent, env, episodes, seed=0):
     """Returns the scores (episodes,) of greedy episodes."""
-    env.reset(seed=1000 * seed + 500)  # a fresh run begins with lower seeds
+    env.reset(seed=1000 * seed + 500)  # a fresh run with this seed begins lower
     scores = []
     for _ in range(episodes):
         _, _, reward = play(agent, env, greedy=True)

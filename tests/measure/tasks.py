@@ -4,9 +4,11 @@
     python tests/measure/tasks.py --million --processes 2
     python tests/measure/tasks.py --choices --seeds 40 43 --processes 2
 
-Ours have the settings that --env-id alone gives. stable-baselines3's PPO has as many steps. sb3.py tells its settings.
+Ours have the settings that --env-id alone gives. stable-baselines3's PPO has as many steps, and seeds that are lower
+by 5. sb3.py tells its settings.
 --million measures ours alone, but also along the way, on tasks for which others publish the scores of a million steps.
---choices compares settings of ppo_continuous.py on its tasks by their shares of the scores to reach.
+--choices compares settings of ppo_continuous.py on its tasks by their shares of the scores to reach, or those of
+ppo_discrete.py on one task, which --tasks names.
 """
 
 import numpy as np
@@ -23,6 +25,8 @@ CHOICES = {  # name: flags, and edits of the script's text
     "entropy_coef 0.003": ("--entropy-coef 0.003", []),
     "entropy_coef 0.003, first σ at least 0.37":
         ("--entropy-coef 0.003", [("action_dim**-0.5)", "max(action_dim**-0.5, 0.37))")]),
+    "learning_rate 3e-4, entropy_coef 0.003, first σ at least 0.37":
+        ("--learning-rate 3e-4 --entropy-coef 0.003", [("action_dim**-0.5)", "max(action_dim**-0.5, 0.37))")]),
     "entropy_coef 0": ("--entropy-coef 0", []),
     "learning_rate 3e-4": ("--learning-rate 3e-4", []),
     "max_grad_norm 0.5": ("--max-grad-norm 0.5", []),
@@ -34,24 +38,28 @@ def choose(options):
     """Makes runs of CHOICES, and compares all that the file has of these seeds.
 
     A share is a greedy score divided by that TO_REACH. The gain is the share less that of the first setting with the
-    same seed, as a mean over the seeds and then over the tasks. Its standard error is over the tasks.
+    same seed, as a mean over the seeds and then over the tasks. Its standard error is over the tasks. On a task that
+    is not TO_REACH, the share is the score, and the standard error is over the seeds.
     """
     seeds, path = range(options.seeds[0], options.seeds[1] + 1), options.csv or RESULTS / "choices.csv"
-    jobs = {(name, task, seed): (measure, dict(script="ppo_continuous", seed=seed, episodes=50, edits=CHOICES[name][1],
-                                               flags=f"--env-id {task} {CHOICES[name][0]}"))
-            for seed in seeds for task in options.tasks or TO_REACH for name in options.settings or CHOICES}
+    tasks = options.tasks or list(TO_REACH)
+    jobs = {(name, task, seed): (measure, dict(script=TASKS.get(task, "ppo_continuous"), seed=seed, episodes=50,
+                                               edits=CHOICES[name][1], flags=f"--env-id {task} {CHOICES[name][0]}"))
+            for seed in seeds for task in tasks for name in options.settings or CHOICES}
     run_all(jobs, path, ["setting", "task", "seed", "greedy", "last", "seconds"], options.processes)
-    rows = [row for row in read_csv(path) if int(row["seed"]) in seeds]
-    share = {(row["setting"], row["task"], row["seed"]): float(row["greedy"]) / TO_REACH[row["task"]] for row in rows}
+    divisor = TO_REACH if tasks[0] in TO_REACH else {tasks[0]: 1}
+    rows = [row for row in read_csv(path) if int(row["seed"]) in seeds and row["task"] in divisor]
+    share = {(row["setting"], row["task"], row["seed"]): float(row["greedy"]) / divisor[row["task"]] for row in rows}
     base, lines = next(iter(CHOICES)), []
     for (name,), mine in group(rows, "setting").items():
         by_task = {task: some for (task,), some in group(mine, "task").items()}
-        cells = [f"{floats(by_task[task], 'greedy').mean():,.0f}" if task in by_task else "" for task in TO_REACH]
+        means = {task: floats(some, "greedy").mean() for task, some in by_task.items()}
         gains = [[share[name, task, row["seed"]] - share[base, task, row["seed"]] for row in some
                   if (base, task, row["seed"]) in share] for task, some in by_task.items()]
-        gains = [np.mean(some) for some in gains if some]
+        gains = gains[0] if len(divisor) == 1 else [np.mean(some) for some in gains if some]
+        cells = [f"{means[task]:,.{0 if divisor is TO_REACH else 1}f}" if task in means else "" for task in divisor]
         lines.append([name, *cells, f"{np.mean(gains):.2f} ± {np.std(gains, ddof=1) / len(gains) ** 0.5:.2f}"])
-    print_table(["setting", *TO_REACH, "gain ± standard error"], lines, rows)
+    print_table(["setting", *divisor, "gain ± standard error"], lines, rows)
 
 
 def compare(options):
@@ -66,8 +74,8 @@ def compare(options):
                 episodes=50 if million else 100, along=10 if million else 0)
             if not million:
                 import sb3
-                jobs["stable-baselines3", task, seed] = sb3.measure, dict(
-                    task=task, seed=seed, episodes=100, eval_envs=8, steps=steps)
+                jobs["stable-baselines3", task, seed - 5] = sb3.measure, dict(
+                    task=task, seed=seed - 5, episodes=100, eval_envs=8, steps=steps)
     path = options.csv or RESULTS / ("million.csv" if million else "tasks.csv")
     rows = run_all(jobs, path, ["program", "task", "seed", "greedy", "last", "seconds", "along"], options.processes)
     lines, digits = [], 0 if million else 2
@@ -88,7 +96,7 @@ def compare(options):
 
 
 if __name__ == "__main__":
-    parser = parser_of(__doc__, [720, 724])
+    parser = parser_of(__doc__, [725, 729])
     parser.add_argument("--million", action="store_true", help="a million steps of ours on MuJoCo's tasks")
     parser.add_argument("--choices", action="store_true", help="settings of ppo_continuous.py for other tasks")
     parser.add_argument("--tasks", nargs="+", help="default: all")

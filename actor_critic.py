@@ -60,7 +60,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # so that numpy's numbers, as in a sweep, work, too
+    def __post_init__(self):  # turns numpy's numbers, as of np.logspace, into Python's
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -170,7 +170,7 @@ def actor_critic_loss(pi, action, delta, entropy_coef):
     """The loss L. All tensors are (T, N)."""
     log_prob = pi.log_prob(action)
     assert log_prob.shape == delta.shape  # other shapes would broadcast
-    policy_loss = -(delta.detach() * log_prob).mean()  # which must not train the critic
+    policy_loss = -(delta.detach() * log_prob).mean()  # this must not train the critic
     critic_loss = delta.square().mean()
     return policy_loss + 0.5 * critic_loss - entropy_coef * pi.entropy().mean()
 

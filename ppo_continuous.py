@@ -310,7 +310,7 @@ def make_envs(env_id, num_envs, **options):
     """N environments with flat observations. The step that ends an episode starts the next."""
     envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync",
                         vector_kwargs=dict(autoreset_mode=AutoresetMode.SAME_STEP),
-                        # The last acts first. It clips to ±1. Then -1 becomes the lower bound.
+                        # The last wrapper acts first. It clips to ±1. Then -1 is the lower bound.
                         wrappers=[FlattenObservation, lambda env: RescaleAction(env, -1, 1),
                                   ClipAction], **options)
     space = envs.single_action_space

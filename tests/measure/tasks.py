@@ -20,13 +20,13 @@ TASKS = {"LunarLander-v3": "ppo_discrete", "Acrobot-v1": "ppo_discrete", "Mounta
 MILLION = ["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5"]
 TO_REACH = {"Hopper-v5": 3353, "InvertedDoublePendulum-v5": 8727, "BipedalWalker-v3": 269, "Walker2d-v5": 4273,
             "HalfCheetah-v5": 5819, "Ant-v5": 3258, "Humanoid-v5": 2130}  # the best published, or stable-baselines3's
+FLOOR = [("action_dim**-0.5)", "max(action_dim**-0.5, 0.37))")]
 CHOICES = {  # name: flags, and edits of the script's text
     "as it is": ("", []),
     "entropy_coef 0.003": ("--entropy-coef 0.003", []),
-    "entropy_coef 0.003, first σ at least 0.37":
-        ("--entropy-coef 0.003", [("action_dim**-0.5)", "max(action_dim**-0.5, 0.37))")]),
+    "entropy_coef 0.003, first σ at least 0.37": ("--entropy-coef 0.003", FLOOR),
     "learning_rate 3e-4, entropy_coef 0.003, first σ at least 0.37":
-        ("--learning-rate 3e-4 --entropy-coef 0.003", [("action_dim**-0.5)", "max(action_dim**-0.5, 0.37))")]),
+        ("--learning-rate 3e-4 --entropy-coef 0.003", FLOOR),
     "entropy_coef 0": ("--entropy-coef 0", []),
     "learning_rate 3e-4": ("--learning-rate 3e-4", []),
     "max_grad_norm 0.5": ("--max-grad-norm 0.5", []),

@@ -60,7 +60,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # turns numpy's numbers, as of np.logspace, into Python's
+    def __post_init__(self):  # makes numpy's numbers Python's, which gymnasium requires of seeds
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())

@@ -60,7 +60,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # makes numpy's numbers Python's, which gymnasium requires of seeds
+    def __post_init__(self):  # np.int64(3) becomes 3, as gymnasium requires of seeds
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -214,7 +214,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # first, as an update needs the scale
+                agent.scale.include(buffer.obs.flatten(0, 1))  # so that the first update is scaled
                 update(agent, optimizer, buffer, config)
 
                 if env_step >= next_report:
@@ -251,7 +251,7 @@ def report(config, env_step, history, agent, buffer):
 
 def evaluate(agent, envs, greedy=True, seed=0):
     """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
-    obs, _ = envs.reset(seed=1000 * seed + 500)  # a fresh run with this seed begins lower
+    obs, _ = envs.reset(seed=1000 * seed + 500)  # a fresh run has other seeds
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):

@@ -53,7 +53,7 @@ class Config:
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # makes numpy's numbers Python's, which gymnasium requires of seeds
+    def __post_init__(self):  # np.int64(3) becomes 3, as gymnasium requires of seeds
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())
@@ -150,7 +150,7 @@ def update(agent, optimizer, episodes, config):
     action = torch.cat([action for _, action, _ in episodes])  # (B,)
     returns = [compute_returns(reward, config.gamma) for _, _, reward in episodes]
     difference = torch.cat(subtract_baseline(returns))  # (B,)
-    agent.scale.include(obs)  # first, as an update needs the scale
+    agent.scale.include(obs)  # so that the first update is scaled
     pi = agent.pi(obs)
     loss = reinforce_loss(pi, action, difference)
     agent.zero_grad()
@@ -214,7 +214,7 @@ def report(config, env_step, history, entropy):
 
 def evaluate(agent, env, episodes, seed=0):
     """Returns the scores (episodes,) of greedy episodes."""
-    env.reset(seed=1000 * seed + 500)  # a fresh run with this seed begins lower
+    env.reset(seed=1000 * seed + 500)  # a fresh run has other seeds
     scores = []
     for _ in range(episodes):
         _, _, reward = play(agent, env, greedy=True)

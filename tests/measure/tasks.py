@@ -59,7 +59,8 @@ def choose(options):
                   if (base, task, row["seed"]) in share] for task, some in by_task.items()]
         gains = gains[0] if len(divisor) == 1 else [np.mean(some) for some in gains if some]
         cells = [f"{means[task]:,.{0 if divisor is TO_REACH else 1}f}" if task in means else "" for task in divisor]
-        lines.append([name, *cells, f"{np.mean(gains):.2f} ± {np.std(gains, ddof=1) / len(gains) ** 0.5:.2f}"])
+        error = f" ± {np.std(gains, ddof=1) / len(gains) ** 0.5:.2f}" if len(gains) > 1 else ""
+        lines.append([name, *cells, f"{np.mean(gains):.2f}{error}"])
     print_table(["setting", *divisor, "gain ± standard error"], lines, rows)
 
 

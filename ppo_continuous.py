@@ -77,7 +77,7 @@ class Config:
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
     render: bool = False  # after training, play an episode in a window
 
-    def __post_init__(self):  # np.int64(3) becomes 3, as gymnasium requires of seeds
+    def __post_init__(self):  # np.int64(3) becomes 3, as seeds and checkpoints require
         for name, x in vars(self).items():
             if isinstance(x, np.generic):
                 setattr(self, name, x.item())

@@ -15,8 +15,8 @@ trained towards it. The TD error δ_t tells how much better the step went than e
           - c E[H(π(·|s_t))]                                  entropy bonus        [2]
 
 E is the mean over the steps of one update, which are T steps of N environments. In the loss of the
-policy δ_t counts as a constant, and in that of the critic the target does. Lowering L makes an
-action more likely if δ_t > 0, and less likely if δ_t < 0. If an episode terminates, nothing
+policy δ_t counts as a constant, and in that of the critic the target does. If δ_t > 0, L falls as
+a_t gets more likely. If δ_t < 0, L falls as a_t gets less likely. If an episode terminates, nothing
 follows, and V(s_{t+1}) counts as 0. If its time is up, V(s_{t+1}) stands for what would have
 followed. The entropy H is high while the policy is undecided, and its weight c is a setting.
 README.md explains each line.
@@ -67,7 +67,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
+    """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
     observation, as a mean over the environments. It never changes, so 0 always means the same. rms
@@ -191,7 +191,7 @@ def update(agent, optimizer, buffer, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the rollout's end. Ctrl-C drops an unfinished rollout, and ends training.
+    env_step is that of the rollout's end. Ctrl-C ends training, even amid a rollout or an update.
     """
     steps = config.num_envs * config.num_steps
     assert steps > 0, "a rollout needs at least one step"
@@ -241,7 +241,7 @@ def make_envs(env_id, num_envs, **options):
 
 @torch.no_grad()
 def report(config, env_step, history, agent, buffer):
-    """Prints a line, about twenty times a run."""
+    """Prints a line, at most 21 times a run."""
     scores = [score for _, score in history[-20:]]
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
     entropy = agent.pi(buffer.obs).entropy().mean()

@@ -81,7 +81,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
+    """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
     observation, as a mean over the environments. It never changes, so 0 always means the same. rms
@@ -228,7 +228,7 @@ def update(agent, optimizer, batch, entropy_coef, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the rollout's end. Ctrl-C drops an unfinished rollout, and ends training.
+    env_step is that of the rollout's end. Ctrl-C ends training, even amid a rollout or an update.
     """
     steps = config.num_envs * config.num_steps
     assert 2 * config.num_minibatches <= steps, "a minibatch needs at least two steps"
@@ -240,7 +240,7 @@ def train(config):
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
-        # optim.Adam without a slow import, as told below. A fused step is faster.
+        # optim.Adam that starts faster, as told below. A fused step is faster, too.
         optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)
         env_step = next_report = 0
         if config.load:
@@ -274,7 +274,7 @@ def train(config):
 
 
 class QuickAdam(optim.Adam):
-    """optim.Adam without the decorators that import torch's compiler, which takes a second."""
+    """optim.Adam whose steps do not import torch's compiler, which takes a second."""
     add_param_group = inspect.unwrap(optim.Adam.add_param_group)
     step = torch.no_grad()(inspect.unwrap(optim.Adam.step))
 
@@ -306,12 +306,12 @@ def make_envs(env_id, num_envs, **options):
 
 @torch.no_grad()
 def report(config, env_step, history, agent, buffer):
-    """Prints a line, about twenty times a run. KL and entropy are means over the last rollout."""
+    """Prints a line, at most 21 times a run. KL and entropy are means over the last rollout."""
     scores = [score for _, score in history[-20:]]
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
     pi = agent.pi(buffer.obs)
     log_ratio = pi.log_prob(buffer.action) - buffer.log_prob
-    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 averages 0, and no term is negative [3]
+    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 averages near 0. No term is below 0 [3]
     entropy = pi.entropy().mean()
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
@@ -335,7 +335,7 @@ def load(config, agent, optimizer, envs):
     optimizer.load_state_dict(checkpoint["optimizer"])
     vars(envs.return_rms).update(checkpoint["returns"])
     env_step = checkpoint["env_step"]
-    torch.manual_seed(config.seed + env_step)  # other random numbers than in the first run
+    torch.manual_seed(config.seed + env_step)  # other random numbers than those learned from
     obs, _ = envs.reset(seed=1000 * config.seed + env_step)
     return env_step, obs
 

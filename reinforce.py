@@ -7,13 +7,13 @@ The policy π(a|s) is a small network. It gives the probability of each action a
 code calls a state obs, for observation. The policy plays N episodes. The return G_t is the sum of
 the rewards from step t on. In this sum, a reward k steps later is multiplied by γ^k, where the
 discount γ is a little below 1. The baseline b_t is the mean of the N returns at step t, where an
-episode that is over counts as 0. It estimates what was to be expected.
+episode that is over counts as 0. It estimates the return that was to be expected.
 
     G_t = r_t + γ G_{t+1}                              return                 [1] Eq. 3.9
     L   = -E[log π(a_t|s_t) · (G_t - b_t)]             loss, with baseline    [1] Eq. 13.11, [2]
 
-E is the mean over all steps of the N episodes. Lowering L makes an action more likely if G_t was
-above the baseline, and less likely if G_t was below. README.md explains each line.
+E is the mean over all steps of the N episodes. If G_t was above the baseline, L falls as a_t gets
+more likely. If G_t was below, L falls as a_t gets less likely. README.md explains each line.
 
 In CartPole, a cart balances a pole. Each step has a reward of 1. An episode ends when the pole
 falls, when the cart leaves its track, or after 500 steps. A score is the sum of an episode's
@@ -60,7 +60,7 @@ class Config:
 
 
 class ObsScale(nn.Module):
-    """Scales each feature of the observations, as networks learn best from numbers of about 1 or 2.
+    """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
     observation, as a mean over the environments. It never changes, so 0 always means the same. rms
@@ -163,7 +163,7 @@ def update(agent, optimizer, episodes, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the episode's end. Ctrl-C drops episodes not yet learned from, and ends.
+    env_step is that of the episode's end. Ctrl-C ends training, even amid an episode or an update.
     """
     assert config.num_episodes > 1, "a single episode would be its own baseline"
     with closing(make_env(config.env_id)) as env:

@@ -31,6 +31,7 @@ CHOICES = {  # name: flags, and edits of the script's text
     "learning_rate 3e-4": ("--learning-rate 3e-4", []),
     "learning_rate 3e-4, 5 epochs": ("--learning-rate 3e-4 --epochs 5", []),
     "max_grad_norm 0.5": ("--max-grad-norm 0.5", []),
+    "first σ at least 0.37": ("", FLOOR),
     "rollouts of 2,048 steps, 10 epochs": ("--num-steps 128 --num-minibatches 16 --epochs 10", []),
 }
 

@@ -71,7 +71,7 @@ class ObsScale(nn.Module):
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
     observation, as a mean over the environments. It never changes, so 0 always means the same. rms
-    is the root mean square of (feature - centre) over all included. The 2 was found by trying.
+    is the root mean square of (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -191,7 +191,7 @@ def update(agent, optimizer, buffer, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the rollout's end. Ctrl-C ends training, even amid a rollout or an update.
+    env_step is that of the rollout's end. Ctrl-C ends training, even within a rollout or an update.
     """
     steps = config.num_envs * config.num_steps
     assert steps > 0, "a rollout needs at least one step"
@@ -214,7 +214,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # so that the first update is scaled
+                agent.scale.include(buffer.obs.flatten(0, 1))  # so the first update has scaled obs
                 update(agent, optimizer, buffer, config)
 
                 if env_step >= next_report:

@@ -85,7 +85,7 @@ class ObsScale(nn.Module):
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
     observation, as a mean over the environments. It never changes, so 0 always means the same. rms
-    is the root mean square of (feature - centre) over all included. The 2 was found by trying.
+    is the root mean square of (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -199,7 +199,7 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     return policy_loss + 0.5 * critic_loss - entropy_coef * pi.entropy().mean()
 
 
-@torch.no_grad()
+@torch.no_grad()  # so Â_t and R_t count as constants
 def make_batch(buffer, agent, config):
     """Returns obs, action, log π_old(a|s), Â_t and R_t of all B = T * N steps."""
     value = agent.value(buffer.obs)  # (T, N)
@@ -228,7 +228,7 @@ def update(agent, optimizer, batch, entropy_coef, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the rollout's end. Ctrl-C ends training, even amid a rollout or an update.
+    env_step is that of the rollout's end. Ctrl-C ends training, even within a rollout or an update.
     """
     steps = config.num_envs * config.num_steps
     assert 2 * config.num_minibatches <= steps, "a minibatch needs at least two steps"
@@ -256,7 +256,7 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # so that the first update is scaled
+                agent.scale.include(buffer.obs.flatten(0, 1))  # so the first update has scaled obs
                 batch = make_batch(buffer, agent, config)
                 update(agent, optimizer, batch, entropy_coef, config)
 
@@ -311,7 +311,7 @@ def report(config, env_step, history, agent, buffer):
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
     pi = agent.pi(buffer.obs)
     log_ratio = pi.log_prob(buffer.action) - buffer.log_prob
-    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 averages near 0. No term is below 0 [3]
+    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 averages near 0, and is ≥ log_ratio [3]
     entropy = pi.entropy().mean()
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)

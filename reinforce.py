@@ -64,7 +64,7 @@ class ObsScale(nn.Module):
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
     observation, as a mean over the environments. It never changes, so 0 always means the same. rms
-    is the root mean square of (feature - centre) over all included. The 2 was found by trying.
+    is the root mean square of (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -150,7 +150,7 @@ def update(agent, optimizer, episodes, config):
     action = torch.cat([action for _, action, _ in episodes])  # (B,)
     returns = [compute_returns(reward, config.gamma) for _, _, reward in episodes]
     difference = torch.cat(subtract_baseline(returns))  # (B,)
-    agent.scale.include(obs)  # so that the first update is scaled
+    agent.scale.include(obs)  # so the first update has scaled obs
     pi = agent.pi(obs)
     loss = reinforce_loss(pi, action, difference)
     agent.zero_grad()
@@ -163,7 +163,7 @@ def update(agent, optimizer, episodes, config):
 def train(config):
     """Trains an agent. Returns it and its history: (env_step, score) of each finished episode.
 
-    env_step is that of the episode's end. Ctrl-C ends training, even amid an episode or an update.
+    env_step is that of the episode's end. Ctrl-C ends training, even within an episode or update.
     """
     assert config.num_episodes > 1, "a single episode would be its own baseline"
     with closing(make_env(config.env_id)) as env:

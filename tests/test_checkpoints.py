@@ -52,7 +52,7 @@ def test_a_checkpoint_brings_everything_back_to_the_last_bit(ppo, checkpoint, mo
 
 def test_an_agent_plays_the_same_under_another_seed_and_number_of_environments(ppo, checkpoint):
     agent, config = checkpoint(ppo)
-    again, _ = load(ppo).train(resumed(config, seed=5, num_envs=4, num_minibatches=2))
+    again, _ = load(ppo).train(resumed(config, seed=5, num_envs=4, num_minibatches=16))
     obs = torch.randn(50, 2) * 3
     assert torch.equal(agent.value(obs), again.value(obs))
     assert (agent.act(obs, greedy=True) == again.act(obs, greedy=True)).all()
@@ -80,11 +80,11 @@ def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated
 
     monkeypatch.setattr(module.RolloutBuffer, "collect", noted)
     config = config_of(ppo, env_id=corridor(ppo), save="kept.pt")
-    for settings in (config, resumed(config, total_steps=480), resumed(config, total_steps=480)):
+    for settings in (config, *(resumed(config, total_steps=480, seed=seed) for seed in (0, 0, 1))):
         starts.append([])
         weights.append(weights_of(module.train(settings)[0]))
     assert torch.equal(weights[1], weights[2]) and starts[1] == starts[2]
-    assert len(starts[0]) > 40 and not set(starts[0]) & set(starts[1])
+    assert len(starts[0]) > 40 and not set(starts[0]) & set(starts[1]) and not set(starts[1]) & set(starts[3])
 
 
 def test_it_is_written_at_each_printed_line_and_on_ctrl_c(ppo, corridor, monkeypatch, capsys):
@@ -121,11 +121,12 @@ def test_a_checkpoints_settings_are_the_defaults_of_the_command_that_loads_it(pp
     configs = []
     monkeypatch.setattr(module, "train", lambda config, f=module.train: (configs.append(config), f(config))[1])
     assert run_main(ppo, "--load kept.pt") == "greedy evaluation: 5 over 2 episodes\n"
-    run_main(ppo, "--load kept.pt --save kept.pt --total-steps 96 --num-envs 4")
+    other = corridor(ppo)
+    run_main(ppo, f"--load kept.pt --save kept.pt --total-steps 96 --num-envs 4 --env-id {other}")
     first, then = map(vars, configs)
     given = dict(hidden_size=7, num_envs=3, num_steps=8, num_minibatches=2, total_steps=48, eval_episodes=2)
     assert first == vars(module.Config()) | module.OTHER_TASKS | given | dict(env_id=task, load="kept.pt")
-    assert then == first | dict(save="kept.pt", total_steps=96, num_envs=4)
+    assert then == first | dict(save="kept.pt", total_steps=96, num_envs=4, env_id=other)
     kept = torch.load("kept.pt")
     assert kept["env_step"] == 112 and kept["settings"] == then | dict(save="", load="")
     agent, _ = module.train(module.Config(**kept["settings"] | dict(load="kept.pt")))  # in Python
@@ -155,7 +156,7 @@ def test_a_save_that_dies_halfway_leaves_the_checkpoint_before_it(ppo, checkpoin
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(OSError, match="No space left"):
         load(ppo).train(resumed(config, save="kept.pt", total_steps=480))
-    assert open("kept.pt", "rb").read() == before
+    assert open("kept.pt", "rb").read() == before and sorted(os.listdir()) == ["kept.pt", "kept.pt.tmp"]
 
 
 def test_a_file_that_was_not_loaded_is_never_overwritten(ppo, checkpoint):
@@ -190,15 +191,16 @@ class Malicious:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about what these files hold
-def test_foreign_and_malicious_files_are_refused_and_run_nothing(ppo, checkpoint):
+def test_foreign_and_malicious_files_are_refused_and_run_nothing(ppo, checkpoint, run_main):
     _, config = checkpoint(ppo)
     torch.save({"agent": Malicious()}, "evil.pt")
     open("pickle.pt", "wb").write(pickle.dumps(Malicious()))
     open("text.pt", "w").write("import this\n")
     for load_, error in [("evil.pt", pickle.UnpicklingError), ("pickle.pt", pickle.UnpicklingError),
                          ("text.pt", pickle.UnpicklingError), ("missing.pt", FileNotFoundError)]:
-        with pytest.raises(error):
-            load(ppo).train(resumed(config, load=load_))
+        for run in (lambda: load(ppo).train(resumed(config, load=load_)), lambda: run_main(ppo, f"--load {load_}")):
+            with pytest.raises(error):
+                run()
     assert not os.path.exists("executed")
 
 
@@ -215,5 +217,7 @@ def test_render_shows_greedy_play_in_a_window(ppo, run_main, monkeypatch):
     monkeypatch.setattr(kind, "render", lambda env: (shown.append(env.render_mode), render(env))[1])
     run_main(ppo, "--total-steps 0 --eval-episodes 0")
     assert shown == []
+    act = load(ppo).ActorCritic.act
+    monkeypatch.setattr(load(ppo).ActorCritic, "act", lambda *a: shown.append(a[2]) or act(*a))
     run_main(ppo, "--total-steps 0 --eval-episodes 0 --render")
-    assert len(shown) > 5 and set(shown) == {"human"}
+    assert len(shown) > 10 and set(shown) == {"human", True}

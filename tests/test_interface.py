@@ -89,6 +89,7 @@ def test_a_run_prints_its_average_scores_and_its_evaluation(script, reward, corr
     sizes = "--num-envs 3 --num-steps 8 --num-minibatches 4" if script in PPO else ""
     out = run_main(script, f"--env-id {corridor(script, 4, reward=reward)} --total-steps 960 {sizes} --eval-episodes 3")
     *lines, last = out.splitlines()
+    assert re.search(r"entropy (0\.6\d|2\.1)$", lines[0])  # log 2, or that of two Gaussians with σ = 1/√2
     assert 15 <= len(lines) <= 21 and last == f"greedy evaluation: {4 * reward:g} over 3 episodes"
     for line in lines:
         numbers = re.fullmatch(r"step ([\d,]+) of 960  episode ([\d,]+)  average score of the last 20 episodes: (\S+)"
@@ -97,18 +98,28 @@ def test_a_run_prints_its_average_scores_and_its_evaluation(script, reward, corr
     assert int(numbers[1].replace(",", "")) >= 960 and int(numbers[2]) == pytest.approx(240, abs=6)
 
 
+def test_the_evaluation_is_the_mean_of_its_scores(script, run_main, monkeypatch):
+    monkeypatch.setattr(load(script), "evaluate", lambda *_, **__: np.array([1.0, 2.0, 6.0]))
+    assert run_main(script, "--total-steps 0") == "greedy evaluation: 3 over 3 episodes\n"
+    assert run_main(script, "--total-steps 0 --eval-episodes 0") == ""
+
+
 def test_without_a_finished_episode_there_is_no_average(rollout, corridor, capsys):
     load(rollout).train(config_of(rollout, env_id=corridor(rollout, None)))
     assert "episode 0  average score of the last 20 episodes: no episode yet  " in capsys.readouterr().out
 
 
 def test_the_printed_average_is_that_of_the_last_20_episodes(script, capsys):
+    """KL and entropy, too, where π_old had the density 1, and π has 1/2 or, for two Gaussians, 1/π = exp(-1.145)."""
     module, of_last_rollout = load(script), [0.5]
     if script in ROLLOUT:
         numbers = 4, *([2] if script == "ppo_continuous" else [])  # of an observation, and of an action
         of_last_rollout = module.ActorCritic(torch.zeros(1, 4), 2, 8), module.RolloutBuffer(3, 2, *numbers)
-    module.report(module.Config(), 1, [(1, 1000.0)] + [(1, 1.0)] * 10 + [(1, 2.0)] * 10, *of_last_rollout)
-    assert "episode 21  average score of the last 20 episodes: 1.5  " in capsys.readouterr().out
+        torch.nn.init.zeros_(of_last_rollout[0].policy[-1].bias)
+    module.report(module.Config(), 1, [(1, 1000.0)] + [(1, 1.0)] * 12 + [(1, 4.0)] * 8, *of_last_rollout)
+    others = dict(reinforce="entropy 0.5", actor_critic="entropy 0.69", ppo_discrete="kl 0.19  entropy 0.69",
+                  ppo_continuous="kl 0.46  entropy 2.1")
+    assert f"episode 21  average score of the last 20 episodes: 2.2  {others[script]}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("launcher", ["ipykernel_launcher.py", "colab_kernel_launcher.py"])  # the first is VS Code's, too

@@ -1,7 +1,9 @@
 """The training loops on real environments: that they learn, what enters a rollout, seeds, stops and ends."""
 
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -12,23 +14,14 @@ from conftest import ROLLOUT, ROOT, SCRIPTS, TASK, Corridor, config_of, load, we
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}
 
 
-def average(history):
-    return np.mean([score for _, score in history[-20:]])
-
-
-def stop_when_solved(module, monkeypatch, threshold):
-    def report(config, env_step, history, *numbers):
-        if len(history) >= 20 and average(history) >= threshold:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "report", report)
-
-
 def test_it_solves_its_task(script, monkeypatch):
+    def solved(history):
+        return len(history) >= 20 and np.mean([score for _, score in history[-20:]]) >= SOLVED[TASK[script]]
+
     module = load(script)
-    stop_when_solved(module, monkeypatch, SOLVED[TASK[script]])
+    monkeypatch.setattr(module, "report", lambda config, env_step, history, *_: solved(history) and signal.raise_signal(2))
     _, history = module.train(module.Config(seed=1))
-    assert average(history) >= SOLVED[TASK[script]] and history[-1][0] < module.Config.total_steps / 2
+    assert solved(history) and history[-1][0] < module.Config.total_steps / 2
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another_one(script, capsys):
@@ -40,13 +33,14 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another_one(script, c
     assert run(1) == run(1) != run(2)
 
 
-def test_only_the_first_reset_is_seeded_and_the_evaluation_has_other_seeds(script, corridor, run_main):
+def test_only_the_first_reset_is_seeded_the_evaluation_has_other_seeds_and_all_is_closed(script, corridor, run_main):
     log = []
     words = "--num-episodes 3" if script == "reinforce" else "--num-envs 3"
     run_main(script, f"--env-id {corridor(script, log=log)} --seed 7 --total-steps 100 --eval-episodes 2 {words}")
     seeds = [seed for event, seed in log if event == "reset" and seed is not None]
     expected = [7000, 7500] if script == "reinforce" else [7000, 7001, 7002, 7500, 7501]
-    assert seeds == expected and len([event for event, _ in log if event == "reset"]) > 15
+    events = [event for event, _ in log]
+    assert seeds == expected and events.count("reset") > 15 and events.count("close") == len(expected)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -83,10 +77,7 @@ def test_ctrl_c_returns_what_was_learned(script, corridor, capsys):
 def test_all_environments_are_closed_whatever_ends_the_run(script, kind, corridor, capsys):
     log = []
     task = corridor(script, kind=kind, log=log)
-    if kind is Failing:
-        with pytest.raises(ZeroDivisionError):
-            load(script).train(config_of(script, env_id=task))
-    else:
+    with pytest.raises(ZeroDivisionError) if kind is Failing else nullcontext():
         load(script).train(config_of(script, env_id=task))
     assert sum(event == "close" for event, _ in log) == (1 if script == "reinforce" else 3)
 

@@ -166,6 +166,8 @@ def test_a_run_is_its_equations(script, task, capsys):
     config = config_of(script, env_id=task(script), **settings)
     slow = Slow(script, config)
     first = weights_of(slow.agent).clone()
+    # 8 units have 3 · 8 weights, 8 more units 9 · 8, the policy's output 9 · 2, and that of a critic 9. σ has 2.
+    assert len(first) == dict(reinforce=24 + 18, ppo_continuous=2 * (24 + 72) + 18 + 9 + 2).get(script, 2 * 24 + 18 + 9)
     algorithm(slow)
     agent, _ = load(script).train(config)
     assert slow.env_step >= config.total_steps

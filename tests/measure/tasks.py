@@ -37,7 +37,7 @@ CHOICES = {  # name: flags, and edits of the script's text
 
 
 def choose(options):
-    """Makes runs of CHOICES, and compares all that the file has of these seeds.
+    """Makes runs of CHOICES, and compares all that the file has of these seeds. Their number is in parentheses.
 
     A share is a greedy score divided by that TO_REACH. The gain is the share less that of the first setting with the
     same seed, as a mean over the seeds and then over the tasks. Its standard error is over the tasks. On a task that
@@ -59,7 +59,8 @@ def choose(options):
         gains = [[share[name, task, row["seed"]] - share[base, task, row["seed"]] for row in some
                   if (base, task, row["seed"]) in share] for task, some in by_task.items()]
         gains = gains[0] if len(divisor) == 1 else [np.mean(some) for some in gains if some]
-        cells = [f"{means[task]:,.{0 if divisor is TO_REACH else 1}f}" if task in means else "" for task in divisor]
+        digits = 0 if divisor is TO_REACH else 1
+        cells = [f"{means[task]:,.{digits}f} ({len(by_task[task])})" if task in means else "" for task in divisor]
         error = f" ± {np.std(gains, ddof=1) / len(gains) ** 0.5:.2f}" if len(gains) > 1 else ""
         lines.append([name, *cells, f"{np.mean(gains):.2f}{error}"])
     print_table(["setting", *divisor, "gain ± standard error"], lines, rows)

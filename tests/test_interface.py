@@ -110,7 +110,7 @@ def test_without_a_finished_episode_there_is_no_average(rollout, corridor, capsy
 
 
 def test_the_printed_average_is_that_of_the_last_20_episodes(script, capsys):
-    """KL and entropy, too, where π_old had the density 1, and π has 1/2 or, for two Gaussians, 1/π = exp(-1.145)."""
+    """KL and entropy, too, of log-probabilities that were 0, and now are log(1/2) or, of two Gaussians, -1.145."""
     module, of_last_rollout = load(script), [0.5]
     if script in ROLLOUT:
         numbers = 4, *([2] if script == "ppo_continuous" else [])  # of an observation, and of an action

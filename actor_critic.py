@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]  # for uv
 # ///
 """Actor-critic with temporal difference (TD) errors, in one file.
 
@@ -37,8 +37,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import FlattenObservation
-from gymnasium.wrappers.vector import NormalizeReward, RecordEpisodeStatistics
+from gymnasium.wrappers import FlattenObservation, RecordEpisodeStatistics
+from gymnasium.wrappers.vector import NormalizeReward
 from torch import nn, optim
 from torch.distributions import Categorical
 from torch.nn.utils import clip_grad_norm_
@@ -53,25 +53,24 @@ class Config:
     num_steps: int = 4  # T, steps of each environment per update
     learning_rate: float = 2e-3  # initial learning rate of the policy, which falls linearly to 0
     critic_learning_rate: float = 1e-2  # that of the critic, which has to be ahead of the policy
-    max_grad_norm: float = 0.5  # a longer gradient is shortened to this
+    max_grad_norm: float = 0.5  # a longer gradient is shortened to this, none if inf
     gamma: float = 0.995  # discount of later rewards
     entropy_coef: float = 0.01  # c, weight of the entropy bonus
     hidden_size: int = 32  # units of each network's hidden layer
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # np.int64(3) becomes 3, as gymnasium requires of seeds
-        for name, x in vars(self).items():
-            if isinstance(x, np.generic):
-                setattr(self, name, x.item())
+    def __post_init__(self):  # numpy's numbers, as from np.arange, become Python's
+        vars(self).update({k: x.item() for k, x in vars(self).items() if isinstance(x, np.generic)})
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
-    observation, as a mean over the environments. It never changes, so 0 always means the same. rms
-    is the root mean square of (feature - centre) over all obs included. The 2 was found by trying.
+    observation, as a mean over the environments, so a temperature near 293 K comes near 0. The
+    centre never changes, so 0 always means the same. rms is the root mean square of
+    (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -121,7 +120,7 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """Observations (N, obs_dim) -> actions (N,): sampled, or the most likely ones."""
-        pi = self.pi(torch.Tensor(obs))
+        pi = self.pi(torch.Tensor(obs))  # Tensor makes any numbers float32
         action = pi.mode if greedy else pi.sample()
         return action.numpy()
 
@@ -148,14 +147,14 @@ class RolloutBuffer:
         for t in range(len(self.obs)):
             action = agent.act(obs)
             self.obs[t] = torch.as_tensor(obs)
+            self.action[t] = torch.as_tensor(action)
             obs, reward, terminated, truncated, info = envs.step(action)
             self.next_obs[t] = torch.as_tensor(obs)
-            self.action[t] = torch.as_tensor(action)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
-            for n in np.flatnonzero(terminated | truncated):  # make_envs adds these keys to info
+            for n in np.flatnonzero(terminated | truncated):  # make_envs, below, fills this info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
-                scores.append(float(info["episode"]["r"][n]))  # of unscaled rewards
+                scores.append(float(info["final_info"]["episode"]["r"][n]))  # of unscaled rewards
         return obs, scores
 
 
@@ -195,8 +194,8 @@ def train(config):
     """
     steps = config.num_envs * config.num_steps
     assert steps > 0, "a rollout needs at least one step"
-    with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # so that V mostly predicts small numbers
+    envs = make_envs(config.env_id, config.num_envs)
+    with closing(NormalizeReward(envs, config.gamma)) as envs:  # so V mostly predicts small numbers
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
@@ -217,8 +216,8 @@ def train(config):
                 agent.scale.include(buffer.obs.flatten(0, 1))  # so the first update has scaled obs
                 update(agent, optimizer, buffer, config)
 
-                if env_step >= next_report:
-                    next_report = min(env_step + config.total_steps / 20, config.total_steps)
+                if env_step >= min(next_report, config.total_steps):
+                    next_report = env_step + config.total_steps / 20
                     report(config, env_step, history, agent, buffer)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
@@ -232,11 +231,11 @@ def make_envs(env_id, num_envs, **options):
     """N environments with flat observations. The step that ends an episode starts the next."""
     envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync",
                         vector_kwargs=dict(autoreset_mode=AutoresetMode.SAME_STEP),
-                        wrappers=[FlattenObservation], **options)
+                        wrappers=[RecordEpisodeStatistics, FlattenObservation], **options)
     space = envs.single_action_space
     numbered = isinstance(space, gym.spaces.Discrete) and space.start == 0
     assert numbered, f"actions must be Discrete from 0, and not {space}"
-    return RecordEpisodeStatistics(envs)  # scores of finished episodes, in info
+    return envs
 
 
 @torch.no_grad()
@@ -265,22 +264,21 @@ def evaluate(agent, envs, greedy=True, seed=0):
 
 def read_flags():
     """Returns the Config that the command line describes."""
-    source = open(__file__, encoding="utf-8").read()
+    source = open(__file__, encoding="utf-8").read().replace("%", "%%")  # argparse shows %% as %
     comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     for field in fields(Config):
         kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
-        comment = comments.get(field.name, "").replace("%", "%%")
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
-                            help=f"{comment} (default: {field.default!r})")
+                            help=f"{comments.get(field.name, '')} (default: {field.default!r})")
     return Config(**vars(parser.parse_args()))
 
 
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-    in_a_notebook = "kernel_launcher" in sys.argv[0]  # then the flags are the kernel's
-    config = Config() if in_a_notebook else read_flags()
+    in_a_notebook = "kernel_launcher" in sys.argv[0] or "__file__" not in globals()
+    config = Config() if in_a_notebook else read_flags()  # a kernel's flags are not ours
     agent, _ = train(config)
     if config.eval_episodes > 0:
         with closing(make_envs(config.env_id, config.eval_episodes)) as envs:

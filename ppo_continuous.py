@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]  # for uv
 # ///
 """PPO (Proximal Policy Optimization) for continuous actions, in one file.
 
@@ -11,8 +11,8 @@ An action is a vector of real numbers, each with a Gaussian of its own. A networ
 The logarithm of each standard deviation σ is learned, too, and is the same in all states.
 
 PPO repeats two things. It plays N environments for T steps, which make a rollout. Then it learns
-from the rollout in several passes, called epochs. π_old is the policy that played, and V_old is the
-critic before the first epoch.
+from the rollout in several passes, called epochs. π_old and V_old are the policy and the critic
+before the first epoch.
 
     δ_t = r_t + γ V_old(s_{t+1}) - V_old(s_t)         TD error            [1] Eq. 12
     Â_t = δ_t + γλ Â_{t+1}                            advantage           [1] Eq. 11, [2] Eq. 16
@@ -48,8 +48,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import ClipAction, FlattenObservation, RescaleAction
-from gymnasium.wrappers.vector import NormalizeReward, RecordEpisodeStatistics
+from gymnasium.wrappers import (ClipAction, FlattenObservation, RecordEpisodeStatistics,
+                                 RescaleAction)
+from gymnasium.wrappers.vector import NormalizeReward
 from torch import nn, optim
 from torch.distributions import Independent, Normal
 from torch.nn.utils import clip_grad_norm_
@@ -65,11 +66,11 @@ class Config:
     epochs: int = 10  # passes over each rollout
     num_minibatches: int = 8  # minibatches per epoch, each for one optimizer step
     learning_rate: float = 2e-3  # initial learning rate of Adam, which falls linearly to 0
-    max_grad_norm: float = 1.0  # a longer gradient is shortened to this
+    max_grad_norm: float = 1.0  # a longer gradient is shortened to this, none if inf
     gamma: float = 0.98  # discount of later rewards, below 1 if no episode ever terminates
     gae_lambda: float = 0.9  # lambda, from 0 (trusts the critic) to 1 (trusts the rewards)
     clip_eps: float = 0.2  # epsilon, clip of the probability ratio
-    entropy_coef: float = 0.0  # c, weight of the entropy bonus, which falls linearly to 0
+    entropy_coef: float = 0.0  # c, weight of the entropy bonus
     hidden_size: int = 64  # units of each hidden layer
     seed: int = 0  # the same seed gives the same scores, on the same machine
     save: str = ""  # checkpoint file to write, at every printed line and on Ctrl-C
@@ -77,18 +78,17 @@ class Config:
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
     render: bool = False  # after training, play an episode in a window
 
-    def __post_init__(self):  # np.int64(3) becomes 3, as seeds and checkpoints require
-        for name, x in vars(self).items():
-            if isinstance(x, np.generic):
-                setattr(self, name, x.item())
+    def __post_init__(self):  # numpy's numbers, as from np.arange, become Python's
+        vars(self).update({k: x.item() for k, x in vars(self).items() if isinstance(x, np.generic)})
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
-    observation, as a mean over the environments. It never changes, so 0 always means the same. rms
-    is the root mean square of (feature - centre) over all obs included. The 2 was found by trying.
+    observation, as a mean over the environments, so a temperature near 293 K comes near 0. The
+    centre never changes, so 0 always means the same. rms is the root mean square of
+    (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -146,7 +146,7 @@ class ActorCritic(nn.Module):
 
         -1 stands for an action's lower bound, and 1 for its upper one, as make_envs rescales.
         """
-        pi = self.pi(torch.Tensor(obs))
+        pi = self.pi(torch.Tensor(obs))  # Tensor makes any numbers float32
         action = pi.mode if greedy else pi.sample()
         return action.numpy()
 
@@ -161,12 +161,10 @@ class RolloutBuffer:
         self.obs = torch.zeros(T, N, obs_dim)
         self.next_obs = torch.zeros(T, N, obs_dim)
         self.action = torch.zeros(T, N, action_dim)  # as sampled, since log π belongs to these
-        self.log_prob = torch.zeros(T, N)  # log π_old(a|s)
         self.reward = torch.zeros(T, N)
         self.terminated = torch.zeros(T, N, dtype=torch.bool)  # nothing follows
         self.done = torch.zeros(T, N, dtype=torch.bool)  # terminated, or truncated as time is up
 
-    @torch.no_grad()
     def collect(self, envs, agent, obs):
         """Plays T steps, starting from obs (N, obs_dim).
 
@@ -174,19 +172,18 @@ class RolloutBuffer:
         """
         scores = []
         for t in range(len(self.obs)):
+            action = agent.act(obs)
             self.obs[t] = torch.as_tensor(obs)
-            pi = agent.pi(self.obs[t])
-            self.action[t] = pi.sample()
-            self.log_prob[t] = pi.log_prob(self.action[t])
-            obs, reward, terminated, truncated, info = envs.step(self.action[t].numpy())
+            self.action[t] = torch.as_tensor(action)
+            obs, reward, terminated, truncated, info = envs.step(action)
             done = terminated | truncated
             self.next_obs[t] = torch.as_tensor(obs)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
             self.done[t] = torch.as_tensor(done)
-            for n in np.flatnonzero(done):  # make_envs, below, adds these keys to info
+            for n in np.flatnonzero(done):  # make_envs, below, fills this info
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
-                scores.append(float(info["episode"]["r"][n]))  # of unscaled rewards
+                scores.append(float(info["final_info"]["episode"]["r"][n]))  # of unscaled rewards
         return obs, scores
 
 
@@ -210,18 +207,19 @@ def ppo_loss(pi, value, action, old_log_prob, advantage, return_, clip_eps, entr
     return policy_loss + 0.5 * critic_loss - entropy_coef * pi.entropy().mean()
 
 
-@torch.no_grad()  # so Â_t and R_t count as constants
+@torch.no_grad()  # so log π_old, Â_t and R_t count as constants
 def make_batch(buffer, agent, config):
     """Returns obs, action, log π_old(a|s), Â_t and R_t of all B = T * N steps."""
-    value = agent.value(buffer.obs)  # (T, N)
+    log_prob = agent.pi(buffer.obs).log_prob(buffer.action)  # (T, N)
+    value = agent.value(buffer.obs)
     next_value = agent.value(buffer.next_obs)
     advantage = compute_gae(buffer.reward, value, next_value, buffer.terminated, buffer.done,
                             config.gamma, config.gae_lambda)
-    columns = buffer.obs, buffer.action, buffer.log_prob, advantage, advantage + value
+    columns = buffer.obs, buffer.action, log_prob, advantage, advantage + value
     return [x.flatten(0, 1) for x in columns]  # (T, N, ...) -> (B, ...)
 
 
-def update(agent, optimizer, batch, entropy_coef, config):
+def update(agent, optimizer, batch, config):
     """Learns from a batch, in several epochs."""
     for _ in range(config.epochs):
         order = torch.randperm(len(batch[0]))
@@ -229,7 +227,7 @@ def update(agent, optimizer, batch, entropy_coef, config):
             obs, action, old_log_prob, advantage, return_ = [x[indices] for x in batch]
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             loss = ppo_loss(agent.pi(obs), agent.value(obs), action, old_log_prob, advantage,
-                            return_, config.clip_eps, entropy_coef)
+                            return_, config.clip_eps, config.entropy_coef)
             agent.zero_grad()
             loss.backward()
             clip_grad_norm_(agent.parameters(), config.max_grad_norm, error_if_nonfinite=True)
@@ -246,14 +244,13 @@ def train(config):
     if config.save and config.save != config.load and os.path.exists(config.save):
         raise FileExistsError(f"save={config.save!r} would overwrite a file that was not loaded")
 
-    with closing(make_envs(config.env_id, config.num_envs)) as envs:
-        envs = NormalizeReward(envs, config.gamma)  # so that V mostly predicts small numbers
+    envs = make_envs(config.env_id, config.num_envs)
+    with closing(NormalizeReward(envs, config.gamma)) as envs:  # so V mostly predicts small numbers
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         action_dim = envs.single_action_space.shape[0]
         agent = ActorCritic(torch.Tensor(obs), action_dim, config.hidden_size)
-        # optim.Adam that starts faster, as told below. A fused step is faster, too.
-        optimizer = QuickAdam(agent.parameters(), config.learning_rate, fused=True)
+        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # fused is faster
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)
@@ -263,18 +260,17 @@ def train(config):
             while env_step < config.total_steps:
                 remaining = 1 - env_step / config.total_steps  # falls from 1 to 0
                 optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
-                entropy_coef = config.entropy_coef * remaining
 
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
                 agent.scale.include(buffer.obs.flatten(0, 1))  # so the first update has scaled obs
                 batch = make_batch(buffer, agent, config)
-                update(agent, optimizer, batch, entropy_coef, config)
+                update(agent, optimizer, batch, config)
 
-                if env_step >= next_report:
-                    next_report = min(env_step + config.total_steps / 20, config.total_steps)
-                    report(config, env_step, history, agent, buffer)
+                if env_step >= min(next_report, config.total_steps):
+                    next_report = env_step + config.total_steps / 20
+                    report(config, env_step, history, agent, batch)
                     save(config, agent, optimizer, envs, env_step)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             save(config, agent, optimizer, envs, env_step)
@@ -285,13 +281,15 @@ def train(config):
 # ---- From here on: speed, other tasks, environments, checkpoints, evaluation, command line ----
 
 
-class QuickAdam(optim.Adam):
-    """optim.Adam whose steps do not import torch's compiler, which takes a second."""
+class Adam(optim.Adam):
+    """torch's Adam, without the import of torch's compiler, which takes a second."""
     add_param_group = inspect.unwrap(optim.Adam.add_param_group)
     step = torch.no_grad()(inspect.unwrap(optim.Adam.step))
+    state_dict = inspect.unwrap(optim.Adam.state_dict)
+    load_state_dict = inspect.unwrap(optim.Adam.load_state_dict)
 
 
-# Defaults for any other --env-id. In Python, Config(**OTHER_TASKS | dict(env_id="Hopper-v5")).
+# Defaults for any other --env-id. In Python, config_for("Hopper-v5") has them.
 OTHER_TASKS = dict(
     total_steps=1_000_000,
     num_envs=16,
@@ -310,23 +308,24 @@ def make_envs(env_id, num_envs, **options):
     """N environments with flat observations. The step that ends an episode starts the next."""
     envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync",
                         vector_kwargs=dict(autoreset_mode=AutoresetMode.SAME_STEP),
-                        # ClipAction acts first, to ±1. Then RescaleAction makes -1 the lower bound.
-                        wrappers=[FlattenObservation, lambda env: RescaleAction(env, -1, 1),
-                                  ClipAction], **options)
+                        # The last acts first. ClipAction clips to ±1, then RescaleAction rescales.
+                        wrappers=[RecordEpisodeStatistics, FlattenObservation,
+                                  lambda env: RescaleAction(env, -1, 1), ClipAction], **options)
     space = envs.single_action_space
     real = space.dtype.kind == "f" and len(space.shape) == 1
     assert real, f"actions must be a Box of one row of real numbers, and not {space}"
-    return RecordEpisodeStatistics(envs)  # scores of finished episodes, in info
+    return envs
 
 
 @torch.no_grad()
-def report(config, env_step, history, agent, buffer):
+def report(config, env_step, history, agent, batch):
     """Prints a line, at most 21 times a run. KL and entropy are means over the last rollout."""
     scores = [score for _, score in history[-20:]]
     average = f"{np.mean(scores):.6g}" if scores else "no episode yet"
-    pi = agent.pi(buffer.obs)
-    log_ratio = pi.log_prob(buffer.action) - buffer.log_prob
-    kl = (log_ratio.expm1() - log_ratio).mean()  # ratio - 1 averages near 0, and is ≥ log_ratio [3]
+    obs, action, old_log_prob, *_ = batch
+    pi = agent.pi(obs)
+    log_ratio = pi.log_prob(action) - old_log_prob
+    kl = (log_ratio.expm1() - log_ratio).mean()  # -log_ratio + ratio - 1, which averages 0 [3]
     entropy = pi.entropy().mean()
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)
@@ -350,6 +349,7 @@ def load(config, agent, optimizer, envs):
     optimizer.load_state_dict(checkpoint["optimizer"])
     vars(envs.return_rms).update(checkpoint["returns"])
     env_step = checkpoint["env_step"]
+    print(f"resumed at step {env_step:,} of {config.total_steps:,}")
     torch.manual_seed(config.seed + env_step)  # other random numbers than those learned from
     obs, _ = envs.reset(seed=1000 * config.seed + env_step)
     return env_step, obs
@@ -369,31 +369,36 @@ def evaluate(agent, envs, greedy=True, seed=0):
     return scores
 
 
+def config_for(env_id, **settings):
+    """A Config with the defaults that --env-id gives to this environment."""
+    defaults = {} if env_id == Config.env_id else OTHER_TASKS
+    return Config(**defaults | settings | dict(env_id=env_id))
+
+
 def read_flags():
     """Returns the Config that the command line describes."""
-    source = open(__file__, encoding="utf-8").read()
+    source = open(__file__, encoding="utf-8").read().replace("%", "%%")  # argparse shows %% as %
     comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
     others = ", ".join(f"{name} {value}" for name, value in OTHER_TASKS.items())
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
                             epilog=f"The defaults for any other --env-id: {others}.")
     for field in fields(Config):
         kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
-        comment = comments.get(field.name, "").replace("%", "%%")
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
-                            help=f"{comment} (default: {field.default!r})")
+                            help=f"{comments.get(field.name, '')} (default: {field.default!r})")
     flags = parser.parse_args()
     if flags.load:  # then parse once more, with other defaults
         parser.set_defaults(**torch.load(flags.load, weights_only=True)["settings"])
-    elif flags.env_id != Config.env_id:
-        parser.set_defaults(**OTHER_TASKS)
+    else:
+        parser.set_defaults(**vars(config_for(flags.env_id)))
     return Config(**vars(parser.parse_args()))
 
 
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-    in_a_notebook = "kernel_launcher" in sys.argv[0]  # then the flags are the kernel's
-    config = Config() if in_a_notebook else read_flags()
+    in_a_notebook = "kernel_launcher" in sys.argv[0] or "__file__" not in globals()
+    config = Config() if in_a_notebook else read_flags()  # a kernel's flags are not ours
     agent, _ = train(config)
     if config.eval_episodes > 0:
         with closing(make_envs(config.env_id, config.eval_episodes)) as envs:

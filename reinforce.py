@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]  # for uv
 # ///
 """REINFORCE, the simplest policy gradient method, in one file.
 
@@ -47,24 +47,23 @@ class Config:
     total_steps: int = 80_000  # environment steps to train for
     num_episodes: int = 6  # N, episodes per optimizer step
     learning_rate: float = 1.5e-2  # initial learning rate of Adam, which falls linearly to 0
-    max_grad_norm: float = 0.2  # a longer gradient is shortened to this
+    max_grad_norm: float = 0.2  # a longer gradient is shortened to this, none if inf
     gamma: float = 0.995  # discount of later rewards
     hidden_size: int = 64  # units of the hidden layer
     seed: int = 0  # the same seed gives the same scores, on the same machine
     eval_episodes: int = 20  # episodes of the evaluation, none if 0
 
-    def __post_init__(self):  # np.int64(3) becomes 3, as gymnasium requires of seeds
-        for name, x in vars(self).items():
-            if isinstance(x, np.generic):
-                setattr(self, name, x.item())
+    def __post_init__(self):  # numpy's numbers, as from np.arange, become Python's
+        vars(self).update({k: x.item() for k, x in vars(self).items() if isinstance(x, np.generic)})
 
 
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
-    observation, as a mean over the environments. It never changes, so 0 always means the same. rms
-    is the root mean square of (feature - centre) over all obs included. The 2 was found by trying.
+    observation, as a mean over the environments, so a temperature near 293 K comes near 0. The
+    centre never changes, so 0 always means the same. rms is the root mean square of
+    (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -103,7 +102,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def act(self, obs, greedy=False):
         """An observation (obs_dim,) -> an action: sampled, or the most likely one."""
-        pi = self.pi(torch.Tensor(obs))
+        pi = self.pi(torch.Tensor(obs))  # Tensor makes any numbers float32
         action = pi.mode if greedy else pi.sample()
         return action.item()
 
@@ -168,8 +167,9 @@ def train(config):
     assert config.num_episodes > 1, "a single episode would be its own baseline"
     with closing(make_env(config.env_id)) as env:
         torch.manual_seed(config.seed)
-        obs, _ = env.reset(seed=1000 * config.seed)  # seeds all episodes that follow
-        first_obs = torch.Tensor(obs)[None]  # (1, obs_dim)
+        # Only this reset has a seed. It is a multiple of 1000, to which evaluate adds 500.
+        obs, _ = env.reset(seed=1000 * config.seed)
+        first_obs = torch.Tensor(obs)[None]  # (1, obs_dim), for ObsScale, as play resets again
         agent = Policy(first_obs, env.action_space.n, config.hidden_size)
         optimizer = optim.Adam(agent.parameters(), config.learning_rate)
         env_step = next_report = 0
@@ -185,8 +185,8 @@ def train(config):
                     history.append((env_step, reward.sum().item()))
                 entropy = update(agent, optimizer, episodes, config)
 
-                if env_step >= next_report:
-                    next_report = min(env_step + config.total_steps / 20, config.total_steps)
+                if env_step >= min(next_report, config.total_steps):
+                    next_report = env_step + config.total_steps / 20
                     report(config, env_step, history, entropy)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button
             print(f"stopped at step {env_step:,}")
@@ -224,22 +224,21 @@ def evaluate(agent, env, episodes, seed=0):
 
 def read_flags():
     """Returns the Config that the command line describes."""
-    source = open(__file__, encoding="utf-8").read()
+    source = open(__file__, encoding="utf-8").read().replace("%", "%%")  # argparse shows %% as %
     comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     for field in fields(Config):
         kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
-        comment = comments.get(field.name, "").replace("%", "%%")
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
-                            help=f"{comment} (default: {field.default!r})")
+                            help=f"{comments.get(field.name, '')} (default: {field.default!r})")
     return Config(**vars(parser.parse_args()))
 
 
 def main():
     """Trains an agent with the settings of the command line, and evaluates it."""
     torch.set_num_threads(1)  # networks this small are computed faster in a single thread
-    in_a_notebook = "kernel_launcher" in sys.argv[0]  # then the flags are the kernel's
-    config = Config() if in_a_notebook else read_flags()
+    in_a_notebook = "kernel_launcher" in sys.argv[0] or "__file__" not in globals()
+    config = Config() if in_a_notebook else read_flags()  # a kernel's flags are not ours
     agent, _ = train(config)
     if config.eval_episodes > 0:
         with closing(make_env(config.env_id)) as env:

@@ -61,12 +61,12 @@ def test_an_agent_plays_the_same_under_another_seed_and_number_of_environments(p
 def test_a_resumed_run_goes_on_at_its_step_with_the_rate_of_that_step(ppo, checkpoint, monkeypatch, capsys):
     module, rates = load(ppo), []
     agent, config = checkpoint(ppo)
-    step = module.QuickAdam.step
-    monkeypatch.setattr(module.QuickAdam, "step", lambda adam: (rates.append(adam.param_groups[0]["lr"]), step(adam)))
+    step = module.Adam.step
+    monkeypatch.setattr(module.Adam, "step", lambda adam: (rates.append(adam.param_groups[0]["lr"]), step(adam)))
     capsys.readouterr()
     again, _ = module.train(resumed(config, total_steps=480))
     assert rates[0] == config.learning_rate * (1 - 240 / 480)
-    assert capsys.readouterr().out.startswith("step 264 of 480 ") and not torch.equal(weights_of(again), weights_of(agent))
+    assert capsys.readouterr().out.startswith("resumed at step 240 of 480\nstep 264 of 480 ") and not torch.equal(weights_of(again), weights_of(agent))
 
 
 def test_a_resumed_run_meets_new_episodes_and_random_numbers_and_can_be_repeated(ppo, corridor, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_checkpoints_settings_are_the_defaults_of_the_command_that_loads_it(pp
                    "--eval-episodes 2 --save kept.pt")
     configs = []
     monkeypatch.setattr(module, "train", lambda config, f=module.train: (configs.append(config), f(config))[1])
-    assert run_main(ppo, "--load kept.pt") == "greedy evaluation: 5 over 2 episodes\n"
+    assert run_main(ppo, "--load kept.pt") == "resumed at step 48 of 48\ngreedy evaluation: 5 over 2 episodes\n"
     other = corridor(ppo)
     run_main(ppo, f"--load kept.pt --save kept.pt --total-steps 96 --num-envs 4 --env-id {other}")
     first, then = map(vars, configs)

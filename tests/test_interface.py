@@ -24,7 +24,7 @@ def test_a_script_needs_nothing_but_its_three_libraries(script):
 SAME = {
     (*SCRIPTS,): "ObsScale",
     (*ROLLOUT,): "evaluate",
-    (*PPO,): "compute_gae ppo_loss make_batch update QuickAdam report save load read_flags main",
+    (*PPO,): "compute_gae ppo_loss make_batch update Adam report save load config_for read_flags main",
     ("ppo_discrete", "actor_critic"): "mlp ActorCritic make_envs",
     ("reinforce", "actor_critic"): "read_flags",
 }
@@ -113,9 +113,10 @@ def test_the_printed_average_is_that_of_the_last_20_episodes(script, capsys):
     """KL and entropy, too, of log-probabilities that were 0, and now are log(1/2) or, of two Gaussians, -1.145."""
     module, of_last_rollout = load(script), [0.5]
     if script in ROLLOUT:
-        numbers = 4, *([2] if script == "ppo_continuous" else [])  # of an observation, and of an action
-        of_last_rollout = module.ActorCritic(torch.zeros(1, 4), 2, 8), module.RolloutBuffer(3, 2, *numbers)
-        torch.nn.init.zeros_(of_last_rollout[0].policy[-1].bias)
+        agent = module.ActorCritic(torch.zeros(1, 4), 2, 8)
+        torch.nn.init.zeros_(agent.policy[-1].bias)
+        action = torch.zeros(6, 2) if script == "ppo_continuous" else torch.zeros(6)
+        of_last_rollout = agent, [torch.zeros(6, 4), action, *torch.zeros(3, 6)] if script in PPO else module.RolloutBuffer(3, 2, 4)
     module.report(module.Config(), 1, [(1, 1000.0)] + [(1, 1.0)] * 12 + [(1, 4.0)] * 8, *of_last_rollout)
     others = dict(reinforce="entropy 0.5", actor_critic="entropy 0.69", ppo_discrete="kl 0.19  entropy 0.69",
                   ppo_continuous="kl 0.46  entropy 2.1")

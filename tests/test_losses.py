@@ -11,18 +11,17 @@ from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 @pytest.mark.parametrize("epochs", [1, 30])
 def test_the_printed_kl_and_entropy_are_those_of_the_distributions(ppo, epochs, corridor, monkeypatch, capsys):
-    """Of the whole rollout, from the policy that played to that after the last optimizer step, also if it is the only one."""
-    module, old, buffers = load(ppo), [], []
+    """Of the whole rollout, from the policy before the first epoch to that after the last optimizer step, also if it is the only one."""
+    module, old, observations = load(ppo), [], []
 
-    def collect(buffer, envs, agent, obs, f=module.RolloutBuffer.collect):
-        result = f(buffer, envs, agent, obs)
-        buffers.append(buffer), old.append(agent.pi(buffer.obs))
-        return result
+    def make_batch(buffer, agent, config, f=module.make_batch):
+        observations.append(buffer.obs.clone()), old.append(agent.pi(buffer.obs))
+        return f(buffer, agent, config)
 
-    monkeypatch.setattr(module.RolloutBuffer, "collect", collect)
+    monkeypatch.setattr(module, "make_batch", make_batch)
     agent, _ = module.train(config_of(ppo, env_id=corridor(ppo, noise=1.0), num_steps=4000, num_minibatches=1,
                                       epochs=epochs, learning_rate=0.02, total_steps=12_000))
-    new = agent.pi(buffers[0].obs)
+    new = agent.pi(observations[0])
     expected = kl_divergence(old[0], new).mean().item(), new.entropy().mean().item()
     printed = re.search(r"kl (\S+)  entropy (\S+)", capsys.readouterr().out).groups()
     assert [float(x) for x in printed] == pytest.approx(expected, rel=0.2) and expected[0] > 1e-4

@@ -48,7 +48,7 @@ def test_a_script_in_a_cell_trains_plots_resumes_and_stops(tmp_path):
         assert "of 1,500" in texts["run"] and "over 2 episodes" in texts["run"]
         assert "greedy evaluation: " in texts["script"] and "evaluation" not in texts["train"]
         assert any("image/png" in output.get("data", {}) for output in found["plot"])
-        assert name not in PPO or re.match(r"step [12],", texts["resume"])
+        assert name not in PPO or re.match(r"resumed at step 1,.*\nstep [12],", texts["resume"])
         assert re.search(r"stopped at step [\d,]+\nreturned \d", texts["stop"])
 
 

@@ -60,22 +60,19 @@ class Slow:
         return self.agent.critic(self.scaled(obs)).squeeze(-1)
 
     def play_step(self):
-        """A step of each environment: (obs, action, reward, next_obs, terminated, done, log_prob)."""
-        with torch.no_grad():
-            pi = self.pi(self.obs)
-            action = pi.sample()
-            log_prob, action = pi.log_prob(action), action.numpy()
+        """A step of each environment: (obs, action, reward, next_obs, terminated, done)."""
+        action = self.pi(self.obs).sample().numpy()
         played = 2 * action.clip(-1, 1) if self.name == "ppo_continuous" else action  # the Box goes from -2 to 2
         obs, (self.obs, reward, terminated, truncated, info) = self.obs, self.envs.step(played)
         done = terminated | truncated
         next_obs = [info["final_obs"][n] if done[n] else self.obs[n] for n in range(len(done))]
-        return list(zip(obs, action, reward, next_obs, terminated, done, log_prob))
+        return list(zip(obs, action, reward, next_obs, terminated, done))
 
     def include(self, steps):
         """Includes the observations in their scale. Returns the columns of the steps."""
-        obs, action, reward, next_obs, terminated, done, log_prob = map(np.array, zip(*steps))
+        obs, action, reward, next_obs, terminated, done = map(np.array, zip(*steps))
         self.seen += list(obs.astype(float))
-        return obs, torch.tensor(action), torch.tensor(reward), next_obs, *map(torch.tensor, (terminated, done, log_prob))
+        return obs, torch.tensor(action), torch.tensor(reward), next_obs, torch.tensor(terminated), torch.tensor(done)
 
     def play_rollout(self):
         return self.include([step for _ in range(self.config.num_steps) for step in self.play_step()])
@@ -97,9 +94,9 @@ class Slow:
 def slow_ppo(slow):
     config, clipped = slow.config, 0
     while slow.env_step < config.total_steps:
-        obs, action, reward, next_obs, terminated, done, old_log_prob = slow.play_rollout()
+        obs, action, reward, next_obs, terminated, done = slow.play_rollout()
         with torch.no_grad():
-            value, next_value = slow.value(obs), slow.value(next_obs)
+            old_log_prob, value, next_value = slow.pi(obs).log_prob(action), slow.value(obs), slow.value(next_obs)
         advantage = torch.zeros(len(obs))
         for i in range(len(obs)):
             weight = 1.0
@@ -110,7 +107,6 @@ def slow_ppo(slow):
                 if done[k]:
                     break
         return_ = advantage + value
-        entropy_coef = config.entropy_coef * (1 - slow.env_step / config.total_steps)
         for _ in range(config.epochs):
             order = torch.randperm(len(obs))
             for k in range(config.num_minibatches):
@@ -122,7 +118,7 @@ def slow_ppo(slow):
                 objective = torch.where(gain > 0, ratio.clamp(max=high), ratio.clamp(min=low)) * gain
                 clipped += int(((gain > 0) & (ratio > high) | (gain < 0) & (ratio < low)).sum())
                 error = slow.value(obs[mb]) - return_[mb]
-                slow.descend((-objective + error**2 / 2 - entropy_coef * pi.entropy()).mean())
+                slow.descend((-objective + error**2 / 2 - config.entropy_coef * pi.entropy()).mean())
         slow.env_step += len(obs)
     assert clipped > 5 and terminated.any() and (done & ~terminated).any()
 
@@ -130,7 +126,7 @@ def slow_ppo(slow):
 def slow_actor_critic(slow):
     config = slow.config
     while slow.env_step < config.total_steps:
-        obs, action, reward, next_obs, terminated, done, _ = slow.play_rollout()
+        obs, action, reward, next_obs, terminated, done = slow.play_rollout()
         target = reward + config.gamma * slow.value(next_obs).detach() * ~terminated
         delta, pi = target - slow.value(obs), slow.pi(obs)
         slow.descend((-delta.detach() * pi.log_prob(action) + delta**2 / 2 - config.entropy_coef * pi.entropy()).mean())
@@ -145,7 +141,7 @@ def slow_reinforce(slow):
         episodes = [[]]
         while len(episodes) <= config.num_episodes:
             episodes[-1] += slow.play_step()
-            if episodes[-1][-1][-2]:
+            if episodes[-1][-1][-1]:
                 episodes.append([])
         obs, action, *_ = slow.include([step for episode in episodes for step in episode])
         rewards = [[step[2] for step in episode] for episode in episodes[:-1]]

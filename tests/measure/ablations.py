@@ -14,9 +14,9 @@ EDITS = [  # name, scripts, pairs (old text, new text), flags
     ("one optimizer step per rollout", PPO, [], "--epochs 1 --num-minibatches 1"),
     ("advantages not normalised", PPO, [("(advantage - advantage.mean()) / (advantage.std() + 1e-8)", "advantage")], ""),
     ("estimates anew in each epoch", PPO,
-     [("                update(agent, optimizer, batch, entropy_coef, config)\n",
+     [("                update(agent, optimizer, batch, config)\n",
        "                for _ in range(config.epochs):\n"
-       "                    update(agent, optimizer, make_batch(buffer, agent, config), entropy_coef,\n"
+       "                    update(agent, optimizer, make_batch(buffer, agent, config),\n"
        "                           Config(**vars(config) | {'epochs': 1}))\n")], ""),
     ("rewards not scaled", ROLLOUT, [("NormalizeReward(envs, config.gamma)", "envs")], ""),
     ("observations not scaled", SCRIPTS, [("return (2 * (obs - self.centre) / rms).clamp(-10, 10)", "return obs")], ""),
@@ -31,7 +31,7 @@ EDITS = [  # name, scripts, pairs (old text, new text), flags
     ("truncation taken for termination", ROLLOUT,
      [("torch.as_tensor(terminated)", "torch.as_tensor(terminated | truncated)")], ""),
     ("log-probability of the clipped action", [CONTINUOUS],
-     [("pi.log_prob(self.action[t])", "pi.log_prob(self.action[t].clip_(-1, 1))")], ""),
+     [("log_prob(buffer.action)", "log_prob(buffer.action.clip_(-1, 1))")], ""),
     ("no factor 0.01 at the policy's output", SCRIPTS, [("self.policy[-1].weight *= 0.01", "pass")], ""),
     ("critic's rate that of the policy", [ACTOR_CRITIC], [], "--critic-learning-rate 0.002"),
     ("λ = 0", [DISCRETE], [], "--gae-lambda 0"),

@@ -12,7 +12,7 @@ from runs import (
     steps_cells)
 
 if __name__ == "__main__":
-    parser = parser_of(__doc__, [580, 599])
+    parser = parser_of(__doc__, [600, 619])
     parser.add_argument("--script", nargs="+", choices=SCRIPTS, help="default: all, or those that the recipe changes")
     parser.add_argument("--sb3", action="store_true", help="stable-baselines3 in place of ours")
     parser.add_argument("--recipe", default="", metavar="NAME", help="apply tests/recipes/NAME.diff")

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -124,7 +125,13 @@ def run_main(monkeypatch, capsys):
 
 @pytest.fixture(autouse=True)
 def same_state(monkeypatch, tmp_path):
-    """Every test begins with the same random numbers, in a folder of its own, and what it changes goes with it."""
+    """Every test begins with the same random numbers, in a folder of its own, and what it changes goes with it.
+
+    So does Python's handling of Ctrl-C, also of the processes that a test starts, as nohup ignores the signal.
+    """
     torch.manual_seed(0)
     np.random.seed(0)
     monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -190,17 +190,12 @@ class Malicious:
         return os.mkdir, ("executed",)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, about what these files hold
-def test_foreign_and_malicious_files_are_refused_and_run_nothing(ppo, checkpoint, run_main):
+def test_a_malicious_file_is_refused_and_runs_nothing(ppo, checkpoint, run_main):
     _, config = checkpoint(ppo)
     torch.save({"agent": Malicious()}, "evil.pt")
-    open("pickle.pt", "wb").write(pickle.dumps(Malicious()))
-    open("text.pt", "w").write("import this\n")
-    for load_, error in [("evil.pt", pickle.UnpicklingError), ("pickle.pt", pickle.UnpicklingError),
-                         ("text.pt", pickle.UnpicklingError), ("missing.pt", FileNotFoundError)]:
-        for run in (lambda: load(ppo).train(resumed(config, load=load_)), lambda: run_main(ppo, f"--load {load_}")):
-            with pytest.raises(error):
-                run()
+    for run in (lambda: load(ppo).train(resumed(config, load="evil.pt")), lambda: run_main(ppo, "--load evil.pt")):
+        with pytest.raises(pickle.UnpicklingError):
+            run()
     assert not os.path.exists("executed")
 
 

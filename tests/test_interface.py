@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from dataclasses import fields
@@ -82,6 +83,9 @@ def test_another_task_takes_its_settings_by_its_name_alone(ppo, settings):
     # What is given on the command line wins, also where it is the default of the script's own task.
     steps = module.Config.total_steps
     assert settings(module, f"--env-id Acrobot-v1 --total-steps {steps}") == module.Config(**other | dict(total_steps=steps))
+    # In Python, config_for gives the same.
+    assert module.config_for("Acrobot-v1", total_steps=steps) == module.Config(**other | dict(total_steps=steps))
+    assert module.config_for(module.Config.env_id, seed=3) == module.Config(seed=3)
 
 
 @pytest.mark.parametrize("reward", [1.0, 1e-6])
@@ -133,6 +137,13 @@ def test_in_a_notebook_the_kernels_arguments_are_not_ours(script, launcher, monk
     assert seen == [load(script).Config()]
 
 
+def test_where_no_file_is_known_a_script_runs_with_its_defaults(script):
+    """As in Spyder's console or a plain prompt of Python."""
+    short = re.sub(r"(total_steps: int = )[\d_]+", r"\g<1>500", source(script))
+    out = subprocess.check_output([sys.executable, "-c", short], text=True)
+    assert "of 500 " in out and "over 20 episodes" in out
+
+
 NEW_SETTINGS = """    new_int: int = 3  # of 100 % each
     new_float: float = 0.5  # a float
     new_str: str = "x"
@@ -159,15 +170,9 @@ def test_observations_of_any_shape_are_flattened(script, space, size, corridor):
     assert history and next(agent.policy.parameters()).shape[1] == size
 
 
-@pytest.mark.parametrize("words, message", [
-    ("--gama 0.9", "unrecognized arguments: --gama"),
-    ("--gam 0.9", "unrecognized arguments: --gam"),
-    ("--total-steps 1e5", "argument --total-steps: invalid int value: '1e5'"),
-])
-def test_a_wrong_flag_is_named(script, words, message, run_main, capsys):
+def test_a_flag_is_not_abbreviated(script, run_main):
     with pytest.raises(SystemExit, match="2"):
-        run_main(script, words)
-    assert message in capsys.readouterr().err
+        run_main(script, "--gam 0.9")
 
 
 NUMBERED, VECTOR = "actions must be Discrete from 0, and not ", "actions must be a Box of .*, and not Box.*"
@@ -176,20 +181,12 @@ MISTAKES = [  # a setting, its value or a space of actions, words of the error, 
     ("num_steps", 0, "a (minibatch|rollout) needs at least", ROLLOUT),
     ("num_steps", -8, "a (minibatch|rollout) needs at least", ROLLOUT),
     ("num_minibatches", 13, "a minibatch needs at least two steps", PPO),
-    ("num_minibatches", 0, "number of sections", PPO),
     ("num_episodes", 1, "would be its own baseline", ["reinforce"]),
-    ("env_id", "Nonsense-v0", "Nonsense", SCRIPTS),
-    ("env_id", "LunarLander-v2", "LunarLander-v3", SCRIPTS),
-    ("env_id", "no_such_module:CartPole-v1", "no_such_module", SCRIPTS),
-    ("gamma", 1.5, "gamma", ROLLOUT),
-    ("learning_rate", -1.0, "learning rate", [*PPO, "reinforce"]),
     *[("env_id", space, NUMBERED + re.escape(str(space)), ["ppo_discrete", "actor_critic", "reinforce"]) for space in (
         Box(-1, 1, (2,)), MultiDiscrete([2, 2]), Discrete(3, start=-1), Dict(a=Discrete(2)))],
-    ("env_id", Discrete(3), "requires a Box action space, got .*Discrete", ["ppo_continuous"]),
     ("env_id", Box(0, 10, (1,), np.int64), VECTOR + "int64", ["ppo_continuous"]),
     ("env_id", Box(-1, 1, (2, 3)), VECTOR + r"\(2, 3\)", ["ppo_continuous"]),
     ("env_id", Box(-1, 1, ()), VECTOR + r"\(\)", ["ppo_continuous"]),
-    ("env_id", Box(-np.inf, np.inf, (2,)), "unbounded", ["ppo_continuous"]),
 ]
 
 

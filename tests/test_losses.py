@@ -27,6 +27,20 @@ def test_the_printed_kl_and_entropy_are_those_of_the_distributions(ppo, epochs, 
     assert [float(x) for x in printed] == pytest.approx(expected, rel=0.2) and expected[0] > 1e-4
 
 
+def test_every_ratio_is_1_at_a_rollouts_first_optimizer_step(ppo, monkeypatch):
+    """So π_old is the policy right before it. The scale of observations moves after playing, and must not matter."""
+    module, first, ratios = load(ppo), [], []
+
+    def noted_loss(pi, value, action, old_log_prob, *rest, f=module.ppo_loss):
+        ratios.append((pi.log_prob(action) - old_log_prob).exp())
+        return f(pi, value, action, old_log_prob, *rest)
+
+    monkeypatch.setattr(module, "ppo_loss", noted_loss)
+    monkeypatch.setattr(module, "update", lambda *a, f=module.update: (first.append(len(ratios)), f(*a)))
+    module.train(module.Config(total_steps=10 * module.Config.num_envs * module.Config.num_steps))
+    assert len(first) == 10 and all(ratios[i].eq(1).all() and ratios[i + 1].ne(1).any() for i in first)
+
+
 @pytest.mark.parametrize("wrong", range(4))
 def test_losses_refuse_shapes_that_would_broadcast(wrong):
     numbered = Categorical(logits=torch.zeros(4, 3)), torch.zeros(4).long()

@@ -248,13 +248,13 @@ def report(config, env_step, history, agent, buffer):
           f"of the last 20 episodes: {average}  entropy {entropy:.2g}", flush=True)
 
 
-def evaluate(agent, envs, greedy=True, seed=0):
-    """Plays an episode of at most 10,000 steps in each environment. Returns the scores (N,)."""
+def evaluate(agent, envs, seed=0):
+    """Plays a greedy episode, of at most 10,000 steps, in each environment. Returns scores (N,)."""
     obs, _ = envs.reset(seed=1000 * seed + 500)  # a fresh run has other seeds
     scores = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)  # False once the episode has ended
     for _ in range(10_000):
-        obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy))
+        obs, reward, terminated, truncated, _ = envs.step(agent.act(obs, greedy=True))
         scores += reward * playing
         playing &= ~(terminated | truncated)
         if not playing.any():

@@ -213,6 +213,6 @@ def test_render_shows_greedy_play_in_a_window(ppo, run_main, monkeypatch):
     run_main(ppo, "--total-steps 0 --eval-episodes 0")
     assert shown == []
     act = load(ppo).ActorCritic.act
-    monkeypatch.setattr(load(ppo).ActorCritic, "act", lambda *a: shown.append(a[2]) or act(*a))
+    monkeypatch.setattr(load(ppo).ActorCritic, "act", lambda *a, greedy: shown.append(greedy) or act(*a, greedy))
     run_main(ppo, "--total-steps 0 --eval-episodes 0 --render")
     assert len(shown) > 10 and set(shown) == {"human", True}

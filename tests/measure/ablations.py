@@ -33,6 +33,8 @@ EDITS = [  # name, scripts, pairs (old text, new text), flags
     ("log-probability of the clipped action", [CONTINUOUS],
      [("log_prob(buffer.action)", "log_prob(buffer.action.clip_(-1, 1))")], ""),
     ("no factor 0.01 at the policy's output", SCRIPTS, [("self.policy[-1].weight *= 0.01", "pass")], ""),
+    ("no .detach() of the target", [ACTOR_CRITIC], [("target.detach() - value", "target - value")], ""),
+    ("no .detach() of the TD error", [ACTOR_CRITIC], [("delta.detach() * log_prob", "delta * log_prob")], ""),
     ("critic's rate that of the policy", [ACTOR_CRITIC], [], "--critic-learning-rate 0.002"),
     ("λ = 0", [DISCRETE], [], "--gae-lambda 0"),
     ("λ = 1", [DISCRETE], [], "--gae-lambda 1"),

@@ -56,13 +56,13 @@ def load(script, edits=(), recipe="", folder=None):
     return module
 
 
-def evaluate(module, agent, env_id, episodes, seed, greedy=True):
-    """The scores of fresh episodes, as an array."""
+def evaluate(module, agent, env_id, episodes, seed):
+    """The scores of fresh greedy episodes, as an array."""
     if hasattr(module, "make_env"):  # reinforce.py plays a single environment
         with closing(module.make_env(env_id)) as env:
             return module.evaluate(agent, env, episodes, seed)
     with closing(module.make_envs(env_id, episodes)) as envs:
-        return module.evaluate(agent, envs, greedy, seed)
+        return module.evaluate(agent, envs, seed)
 
 
 def last_20(history):

@@ -199,12 +199,6 @@ def test_a_malicious_file_is_refused_and_runs_nothing(ppo, checkpoint, run_main)
     assert not os.path.exists("executed")
 
 
-@pytest.mark.parametrize("nothing", ["", None])
-def test_no_save_and_no_load_leave_no_file(ppo, nothing):
-    load(ppo).train(config_of(ppo, save=nothing, load=nothing))
-    assert os.listdir() == []
-
-
 def test_render_shows_greedy_play_in_a_window(ppo, run_main, monkeypatch):
     shown, kind = [], CartPoleEnv if ppo == "ppo_discrete" else PendulumEnv
     monkeypatch.setitem(kind.metadata, "render_fps", 10_000)  # nobody watches

@@ -186,7 +186,6 @@ MISTAKES = [  # a setting, its value or a space of actions, words of the error, 
         Box(-1, 1, (2,)), MultiDiscrete([2, 2]), Discrete(3, start=-1), Dict(a=Discrete(2)))],
     ("env_id", Box(0, 10, (1,), np.int64), VECTOR + "int64", ["ppo_continuous"]),
     ("env_id", Box(-1, 1, (2, 3)), VECTOR + r"\(2, 3\)", ["ppo_continuous"]),
-    ("env_id", Box(-1, 1, ()), VECTOR + r"\(\)", ["ppo_continuous"]),
 ]
 
 

@@ -45,10 +45,11 @@ def test_every_command_runs(copy, run_main):
             subprocess.run(line, shell=True, cwd=copy, check=True)
 
 
-def test_the_block_for_notebooks_runs(copy, capsys):
-    (block,) = [text for text in blocks("py") if "train(" in text]
-    exec(block.replace("Config(seed=3", "Config(seed=3, total_steps=1_000").replace('-v1", 100)', '-v1", 3)'), {})
-    assert re.search(r"^\d+\.\d+$", capsys.readouterr().out, re.M)
+def test_the_blocks_for_notebooks_run(copy, capsys):
+    block = "".join(blocks("py")).replace("settings =", 'train(Config(total_steps=250, save="cartpole.pt"))\nsettings =')
+    names = {}
+    exec(block.replace("Config(seed=3", "Config(seed=3, total_steps=1_000").replace('-v1", 100)', '-v1", 3)'), names)
+    assert re.search(r"^\d+\.\d+$", capsys.readouterr().out, re.M) and names["agent"].scale.count == 250
 
 
 def test_the_tutorials_lines_are_those_of_the_scripts():

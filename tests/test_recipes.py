@@ -143,14 +143,6 @@ def test_wandb_gets_what_is_printed(capsys):
                      for (log, step), (other, _) in zip(*[[call.args for call in calls] for calls in logs], strict=True)]
 
 
-@pytest.mark.parametrize("env_id, error", [("Nonsense-v0", gym.error.NameNotFound), ("Pendulum-v1", AssertionError)])
-def test_after_async_environments_that_fail_ctrl_c_still_works(env_id, error):
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(error):
-        load(recipe="async").make_envs(env_id, 2)
-    assert signal.getsignal(signal.SIGINT) is before is not signal.SIG_IGN
-
-
 def test_the_learning_rate_falls_along_a_cosine(monkeypatch):
     module, rates = load(recipe="optimizer"), []
     monkeypatch.setattr(module, "update", lambda agent, adamw, *_: rates.append(adamw.param_groups[0]["lr"]))

@@ -91,9 +91,9 @@ class Uneven(Corridor):
 
 
 def test_evaluate_gives_the_scores_of_whole_first_episodes(script, corridor):
-    module = load(script)
+    module, log, greedy_flags = load(script), [], set()
     agent, _ = module.train(config_of(script, total_steps=0, env_id=corridor(script)))
-    log = []
+    agent.act = lambda obs, greedy, act=agent.act: (greedy_flags.add(greedy), act(obs, greedy))[1]
     task = corridor(script, None, kind=Uneven, log=log)
     if script == "reinforce":  # which plays its episodes one after another
         scores = module.evaluate(agent, module.make_env(task), 6)
@@ -103,7 +103,7 @@ def test_evaluate_gives_the_scores_of_whole_first_episodes(script, corridor):
         envs = module.make_envs(task, 6)
         starts, scores = envs.reset(seed=500)[0][:, 0], module.evaluate(agent, envs)
         assert scores.tolist() == [2 + int(7 * start) for start in starts]
-    assert len(set(scores)) > 2
+    assert len(set(scores)) > 2 and greedy_flags == {True}
 
 
 def test_an_episode_that_never_ends_is_stopped_after_10_000_steps(script, corridor):

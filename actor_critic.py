@@ -152,7 +152,7 @@ class RolloutBuffer:
             self.next_obs[t] = torch.as_tensor(obs)
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
-            for n in np.flatnonzero(terminated | truncated):  # make_envs, below, fills this info
+            for n in np.flatnonzero(terminated | truncated):  # info tells how these episodes ended
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["final_info"]["episode"]["r"][n]))  # of unscaled rewards
         return obs, scores
@@ -213,10 +213,10 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # so the first update has scaled obs
+                agent.scale.include(buffer.obs.flatten(0, 1))  # so even update 1 has scaled obs
                 update(agent, optimizer, buffer, config)
 
-                if env_step >= min(next_report, config.total_steps):
+                if env_step >= min(next_report, config.total_steps):  # at the end, too
                     next_report = env_step + config.total_steps / 20
                     report(config, env_step, history, agent, buffer)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button

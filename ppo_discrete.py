@@ -169,7 +169,7 @@ class RolloutBuffer:
             self.reward[t] = torch.as_tensor(reward)
             self.terminated[t] = torch.as_tensor(terminated)
             self.done[t] = torch.as_tensor(done)
-            for n in np.flatnonzero(done):  # make_envs, below, fills this info
+            for n in np.flatnonzero(done):  # info tells how these episodes ended
                 self.next_obs[t, n] = torch.as_tensor(info["final_obs"][n])
                 scores.append(float(info["final_info"]["episode"]["r"][n]))  # of unscaled rewards
         return obs, scores
@@ -237,7 +237,7 @@ def train(config):
         torch.manual_seed(config.seed)
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         agent = ActorCritic(torch.Tensor(obs), envs.single_action_space.n, config.hidden_size)
-        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # fused is faster
+        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # torch's, faster
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)
@@ -251,11 +251,11 @@ def train(config):
                 obs, scores = buffer.collect(envs, agent, obs)
                 env_step += steps
                 history += [(env_step, score) for score in scores]
-                agent.scale.include(buffer.obs.flatten(0, 1))  # so the first update has scaled obs
+                agent.scale.include(buffer.obs.flatten(0, 1))  # so even update 1 has scaled obs
                 batch = make_batch(buffer, agent, config)
                 update(agent, optimizer, batch, config)
 
-                if env_step >= min(next_report, config.total_steps):
+                if env_step >= min(next_report, config.total_steps):  # at the end, too
                     next_report = env_step + config.total_steps / 20
                     report(config, env_step, history, agent, batch)
                     save(config, agent, optimizer, envs, env_step)
@@ -269,7 +269,7 @@ def train(config):
 
 
 class Adam(optim.Adam):
-    """torch's Adam, without the import of torch's compiler, which takes a second."""
+    """torch's Adam, without the import of torch's compiler, which takes a second or two."""
     add_param_group = inspect.unwrap(optim.Adam.add_param_group)
     step = torch.no_grad()(inspect.unwrap(optim.Adam.step))
     state_dict = inspect.unwrap(optim.Adam.state_dict)
@@ -309,7 +309,7 @@ def report(config, env_step, history, agent, batch):
     obs, action, old_log_prob, *_ = batch
     pi = agent.pi(obs)
     log_ratio = pi.log_prob(action) - old_log_prob
-    kl = (log_ratio.expm1() - log_ratio).mean()  # -log_ratio + ratio - 1, which averages 0 [3]
+    kl = (log_ratio.expm1() - log_ratio).mean()  # -log_ratio + ratio - 1, against noise [3]
     entropy = pi.entropy().mean()
     print(f"step {env_step:,} of {config.total_steps:,}  episode {len(history):,}  average score "
           f"of the last 20 episodes: {average}  kl {kl:.2g}  entropy {entropy:.2g}", flush=True)

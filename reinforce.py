@@ -132,7 +132,7 @@ def compute_returns(reward, gamma):
 
 def subtract_baseline(returns):
     """The differences G_t - b_t of N episodes. returns and differences are lists of N tensors."""
-    baseline = pad_sequence(returns).mean(1)  # of returns padded with 0 to (longest T, N)
+    baseline = pad_sequence(returns).mean(1)  # over N returns, padded with 0 to (longest T, N)
     return [return_ - baseline[:len(return_)] for return_ in returns]
 
 
@@ -149,7 +149,7 @@ def update(agent, optimizer, episodes, config):
     action = torch.cat([action for _, action, _ in episodes])  # (B,)
     returns = [compute_returns(reward, config.gamma) for _, _, reward in episodes]
     difference = torch.cat(subtract_baseline(returns))  # (B,)
-    agent.scale.include(obs)  # so the first update has scaled obs
+    agent.scale.include(obs)  # so even update 1 has scaled obs
     pi = agent.pi(obs)
     loss = reinforce_loss(pi, action, difference)
     agent.zero_grad()
@@ -167,7 +167,7 @@ def train(config):
     assert config.num_episodes > 1, "a single episode would be its own baseline"
     with closing(make_env(config.env_id)) as env:
         torch.manual_seed(config.seed)
-        # Only this reset has a seed. It is a multiple of 1000, to which evaluate adds 500.
+        # Only this reset is seeded. The factor leaves room for the seeds of evaluate.
         obs, _ = env.reset(seed=1000 * config.seed)
         first_obs = torch.Tensor(obs)[None]  # (1, obs_dim), for ObsScale, as play resets again
         agent = Policy(first_obs, env.action_space.n, config.hidden_size)
@@ -185,7 +185,7 @@ def train(config):
                     history.append((env_step, reward.sum().item()))
                 entropy = update(agent, optimizer, episodes, config)
 
-                if env_step >= min(next_report, config.total_steps):
+                if env_step >= min(next_report, config.total_steps):  # at the end, too
                     next_report = env_step + config.total_steps / 20
                     report(config, env_step, history, entropy)
         except KeyboardInterrupt:  # Ctrl-C, or a notebook's stop button

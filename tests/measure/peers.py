@@ -54,7 +54,7 @@ def programs(script, seed, options):
 
 
 if __name__ == "__main__":
-    parser = parser_of(__doc__, [560, 569])
+    parser = parser_of(__doc__, [620, 629])
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="scripts to run in place of stable-baselines3")
     parser.add_argument("--cleanrl", action="store_true")
     parser.add_argument("--minimalrl", action="store_true")

@@ -16,7 +16,8 @@ EDITS = [  # name, scripts, pairs (old text, new text), flags
     ("estimates anew in each epoch", PPO,
      [("                update(agent, optimizer, batch, config)\n",
        "                for _ in range(config.epochs):\n"
-       "                    update(agent, optimizer, make_batch(buffer, agent, config),\n"
+       "                    obs_, action_, _, *estimates = make_batch(buffer, agent, config)\n"
+       "                    update(agent, optimizer, [obs_, action_, batch[2], *estimates],\n"
        "                           Config(**vars(config) | {'epochs': 1}))\n")], ""),
     ("rewards not scaled", PPO, [("NormalizeReward(envs, config.gamma)", "envs")], ""),
     ("observations not scaled", PPO, [("return (2 * (obs - self.centre) / rms).clamp(-10, 10)", "return obs")], ""),

@@ -353,8 +353,11 @@ def evaluate(agent, envs, seed=0):
     return scores
 
 
-def config_for(env_id, **settings):
-    """A Config with the defaults that --env-id gives to this environment."""
+def config_for(env_id=Config.env_id, load="", **settings):
+    """A Config with the defaults that --env-id or --load gives. Those of --load win."""
+    if load:
+        kept = torch.load(load, weights_only=True)["settings"]
+        return Config(**kept | settings | dict(load=load))
     defaults = {} if env_id == Config.env_id else OTHER_TASKS
     return Config(**defaults | settings | dict(env_id=env_id))
 
@@ -363,18 +366,14 @@ def read_flags():
     """Returns the Config that the command line describes."""
     source = open(__file__, encoding="utf-8").read().replace("%", "%%")  # argparse shows %% as %
     comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
-    others = ", ".join(f"{name} {value}" for name, value in OTHER_TASKS.items())
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
-                            epilog=f"The defaults for any other --env-id: {others}.")
+                            epilog=f"The defaults for any other --env-id: {OTHER_TASKS}")
     for field in fields(Config):
         kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
                             help=f"{comments.get(field.name, '')} (default: {field.default!r})")
     flags = parser.parse_args()
-    if flags.load:  # then parse once more, with other defaults
-        parser.set_defaults(**torch.load(flags.load, weights_only=True)["settings"])
-    else:
-        parser.set_defaults(**vars(config_for(flags.env_id)))
+    parser.set_defaults(**vars(config_for(flags.env_id, flags.load)))  # and parse once more
     return Config(**vars(parser.parse_args()))
 
 

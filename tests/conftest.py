@@ -23,6 +23,7 @@ hypothesis.settings.load_profile("same")
 PPO = ["ppo_discrete", "ppo_continuous"]
 ROLLOUT = [*PPO, "actor_critic"]  # the scripts that learn from rollouts
 SCRIPTS = [*ROLLOUT, "reinforce"]
+MODULES = {name: importlib.import_module(name) for name in SCRIPTS}  # before a test has copies of them on its path
 TASK = {name: "Pendulum-v1" if name == "ppo_continuous" else "CartPole-v1" for name in SCRIPTS}
 DISCRETE, BOX = gym.spaces.Discrete(2), gym.spaces.Box(-2, 2, (2,), np.float64)
 
@@ -35,7 +36,7 @@ def pytest_generate_tests(metafunc):
 
 
 def load(name):
-    return importlib.import_module(name)
+    return MODULES[name]
 
 
 def source(name):

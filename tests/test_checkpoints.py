@@ -129,8 +129,9 @@ def test_a_checkpoints_settings_are_the_defaults_of_the_command_that_loads_it(pp
     assert then == first | dict(save="kept.pt", total_steps=96, num_envs=4, env_id=other)
     kept = torch.load("kept.pt")
     assert kept["env_step"] == 112 and kept["settings"] == then | dict(save="", load="")
-    agent, _ = module.train(module.Config(**kept["settings"] | dict(load="kept.pt")))  # in Python
-    assert plain(agent.state_dict()) == plain(kept["agent"])
+    config = module.config_for(load="kept.pt", seed=9)  # in Python
+    assert vars(config) == kept["settings"] | dict(load="kept.pt", seed=9)
+    assert plain(module.train(config)[0].state_dict()) == plain(kept["agent"])
 
 
 def test_numpys_numbers_train_and_are_kept_as_pythons(script):

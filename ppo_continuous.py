@@ -86,8 +86,8 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
-    observation, as a mean over the environments, so a temperature near 293 K comes near 0. The
-    centre never changes, so 0 always means the same. rms is the root mean square of
+    observation, or the mean of those of several environments, so a temperature near 293 K comes
+    near 0. The centre never changes, so 0 always means the same. rms is the root mean square of
     (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
@@ -250,7 +250,7 @@ def train(config):
         obs, _ = envs.reset(seed=1000 * config.seed)  # environment n gets 1000 * seed + n
         action_dim = envs.single_action_space.shape[0]
         agent = ActorCritic(torch.Tensor(obs), action_dim, config.hidden_size)
-        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # torch's, faster
+        optimizer = Adam(agent.parameters(), config.learning_rate, fused=True)  # faster, see below
         env_step = next_report = 0
         if config.load:
             env_step, obs = load(config, agent, optimizer, envs)

@@ -61,8 +61,8 @@ class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
     A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
-    observation, as a mean over the environments, so a temperature near 293 K comes near 0. The
-    centre never changes, so 0 always means the same. rms is the root mean square of
+    observation, or the mean of those of several environments, so a temperature near 293 K comes
+    near 0. The centre never changes, so 0 always means the same. rms is the root mean square of
     (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
@@ -167,7 +167,7 @@ def train(config):
     assert config.num_episodes > 1, "a single episode would be its own baseline"
     with closing(make_env(config.env_id)) as env:
         torch.manual_seed(config.seed)
-        # Only this reset is seeded. The factor leaves room for the seeds of evaluate.
+        # Only this reset is seeded. evaluate, below, takes the seed 1000 * seed + 500.
         obs, _ = env.reset(seed=1000 * config.seed)
         first_obs = torch.Tensor(obs)[None]  # (1, obs_dim), for ObsScale, as play resets again
         agent = Policy(first_obs, env.action_space.n, config.hidden_size)

@@ -13,12 +13,6 @@ EDITS = [  # name, scripts, pairs (old text, new text), flags
     ("no clip", PPO, [("ratio.clamp(1 - clip_eps, 1 + clip_eps)", "ratio")], ""),
     ("one optimizer step per rollout", PPO, [], "--epochs 1 --num-minibatches 1"),
     ("advantages not normalised", PPO, [("(advantage - advantage.mean()) / (advantage.std() + 1e-8)", "advantage")], ""),
-    ("estimates anew in each epoch", PPO,
-     [("                update(agent, optimizer, batch, config)\n",
-       "                for _ in range(config.epochs):\n"
-       "                    obs_, action_, _, *estimates = make_batch(buffer, agent, config)\n"
-       "                    update(agent, optimizer, [obs_, action_, batch[2], *estimates],\n"
-       "                           Config(**vars(config) | {'epochs': 1}))\n")], ""),
     ("rewards not scaled", PPO, [("NormalizeReward(envs, config.gamma)", "envs")], ""),
     ("observations not scaled", PPO, [("return (2 * (obs - self.centre) / rms).clamp(-10, 10)", "return obs")], ""),
     ("observations' running mean and deviation", SCRIPTS,
@@ -28,17 +22,13 @@ EDITS = [  # name, scripts, pairs (old text, new text), flags
        "        rms = (self.square_sum / self.count - mean.square()).clamp(min=1e-8).sqrt()"),
       ("2 * (obs - self.centre) / rms", "2 * (obs - self.centre - mean) / rms")], ""),
     ("constant learning rate", PPO, [("remaining = 1 - env_step / config.total_steps", "remaining = 1")], ""),
-    ("gradient's norm not clipped", PPO, [], "--max-grad-norm inf"),
     ("truncation taken for termination", ROLLOUT,
      [("torch.as_tensor(terminated)", "torch.as_tensor(terminated | truncated)")], ""),
     ("log-probability of the clipped action", [CONTINUOUS],
      [("log_prob(buffer.action)", "log_prob(buffer.action.clip_(-1, 1))")], ""),
-    ("no factor 0.01 at the policy's output", PPO, [("self.policy[-1].weight *= 0.01", "pass")], ""),
     ("no .detach() of the target", [ACTOR_CRITIC], [("target.detach() - value", "target - value")], ""),
     ("no .detach() of the TD error", [ACTOR_CRITIC], [("delta.detach() * log_prob", "delta * log_prob")], ""),
     ("critic's rate that of the policy", [ACTOR_CRITIC], [], "--critic-learning-rate 0.002"),
-    ("λ = 0", [DISCRETE], [], "--gae-lambda 0"),
-    ("λ = 1", [DISCRETE], [], "--gae-lambda 1"),
 ]
 
 if __name__ == "__main__":

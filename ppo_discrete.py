@@ -1,4 +1,5 @@
 # /// script
+# requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]  # for uv
 # ///
 """PPO (Proximal Policy Optimization) for discrete actions, in one file.
@@ -37,7 +38,7 @@ import inspect
 import os
 import re
 import sys
-from argparse import ArgumentParser, BooleanOptionalAction
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from contextlib import closing
 from dataclasses import dataclass, fields
 
@@ -56,7 +57,7 @@ from torch.nn.utils import clip_grad_norm_
 class Config:
     """The settings of a run. Each is a flag, too: num_envs is --num-envs."""
     env_id: str = "CartPole-v1"  # gymnasium environment with Discrete (numbered) actions
-    total_steps: int = 30_000  # environment steps to train for
+    total_steps: int = 30_000  # environment steps to train for, with those of a loaded run
     num_envs: int = 5  # N, environments played side by side
     num_steps: int = 25  # T, steps of each environment per rollout
     epochs: int = 4  # passes over each rollout
@@ -81,10 +82,9 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
-    observation, or the mean of those of several environments, so a temperature near 293 K comes
-    near 0. The centre never changes, so 0 always means the same. rms is the root mean square of
-    (feature - centre) over all obs included. The 2 was found by trying.
+    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is each environment's
+    first obs, as a mean, so a temperature near 293 K comes near 0. It never changes. rms is the
+    root mean square of (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -353,13 +353,13 @@ def evaluate(agent, envs, seed=0):
     return scores
 
 
-def config_for(env_id=Config.env_id, load="", **settings):
-    """A Config with the defaults that --env-id or --load gives. Those of --load win."""
+def config_for(env_id="", load="", **settings):
+    """A Config with the defaults that --env-id or --load gives on the command line."""
+    defaults = {} if env_id in ("", Config.env_id) else OTHER_TASKS | dict(env_id=env_id)
     if load:
         kept = torch.load(load, weights_only=True)["settings"]
-        return Config(**kept | settings | dict(load=load))
-    defaults = {} if env_id == Config.env_id else OTHER_TASKS
-    return Config(**defaults | settings | dict(env_id=env_id))
+        defaults = kept | dict(load=load, env_id=env_id or kept["env_id"])
+    return Config(**defaults | settings)
 
 
 def read_flags():
@@ -367,14 +367,13 @@ def read_flags():
     source = open(__file__, encoding="utf-8").read().replace("%", "%%")  # argparse shows %% as %
     comments = dict(re.findall(r"(\w+): \w+ = .*  # (.*)", source))  # of the settings, as help
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+                            argument_default=SUPPRESS,  # returns only the flags that are given
                             epilog=f"The defaults for any other --env-id: {OTHER_TASKS}")
     for field in fields(Config):
         kind = dict(action=BooleanOptionalAction) if field.type is bool else dict(type=field.type)
-        parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind,
+        parser.add_argument(f"--{field.name.replace('_', '-')}", **kind,
                             help=f"{comments.get(field.name, '')} (default: {field.default!r})")
-    flags = parser.parse_args()
-    parser.set_defaults(**vars(config_for(flags.env_id, flags.load)))  # and parse once more
-    return Config(**vars(parser.parse_args()))
+    return config_for(**vars(parser.parse_args()))
 
 
 def main():

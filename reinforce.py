@@ -1,4 +1,5 @@
 # /// script
+# requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "gymnasium[classic-control]==1.4.0", "numpy==2.4.6"]  # for uv
 # ///
 """REINFORCE, the simplest policy gradient method, in one file.
@@ -60,10 +61,9 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the first
-    observation, or the mean of those of several environments, so a temperature near 293 K comes
-    near 0. The centre never changes, so 0 always means the same. rms is the root mean square of
-    (feature - centre) over all obs included. The 2 was found by trying.
+    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is each environment's
+    first obs, as a mean, so a temperature near 293 K comes near 0. It never changes. rms is the
+    root mean square of (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)
         super().__init__()
@@ -215,11 +215,8 @@ def report(config, env_step, history, entropy):
 def evaluate(agent, env, episodes, seed=0):
     """Returns the scores (episodes,) of greedy episodes."""
     env.reset(seed=1000 * seed + 500)  # a fresh run has other seeds
-    scores = []
-    for _ in range(episodes):
-        _, _, reward = play(agent, env, greedy=True)
-        scores.append(reward.sum().item())
-    return np.array(scores)
+    rewards = [play(agent, env, greedy=True)[2] for _ in range(episodes)]
+    return np.array([reward.sum().item() for reward in rewards])
 
 
 def read_flags():

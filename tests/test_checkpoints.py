@@ -131,6 +131,7 @@ def test_a_checkpoints_settings_are_the_defaults_of_the_command_that_loads_it(pp
     assert kept["env_step"] == 112 and kept["settings"] == then | dict(save="", load="")
     config = module.config_for(load="kept.pt", seed=9)  # in Python
     assert vars(config) == kept["settings"] | dict(load="kept.pt", seed=9)
+    assert module.config_for(task, load="kept.pt").env_id == task != config.env_id
     assert plain(module.train(config)[0].state_dict()) == plain(kept["agent"])
 
 

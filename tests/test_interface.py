@@ -43,7 +43,7 @@ def test_a_script_brings_its_requirements_along(script):
     """As the specification of inline script metadata reads them."""
     block = re.match(r"# /// script\n((?:# .*\n)+?)# ///\n", source(script))[1]
     metadata = tomllib.loads(re.sub("^# ", "", block, flags=re.M))
-    assert metadata["dependencies"] == (ROOT / "requirements.txt").read_text().split()
+    assert metadata == {"requires-python": ">=3.11", "dependencies": (ROOT / "requirements.txt").read_text().split()}
 
 
 def test_help_tells_every_setting_with_its_comment_and_default(script, run_main, monkeypatch, capsys):

@@ -86,8 +86,8 @@ class Config:
 class ObsScale(nn.Module):
     """Scales each feature of the observations, as networks learn well from numbers of about 1 or 2.
 
-    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is each environment's
-    first obs, as a mean, so a temperature near 293 K comes near 0. It never changes. rms is the
+    A scaled feature is 2 · (feature - centre) / rms, within ±10. The centre is the mean of the
+    environments' first obs, so a temperature near 293 K comes near 0. It never changes. rms is the
     root mean square of (feature - centre) over all obs included. The 2 was found by trying.
     """
     def __init__(self, first_obs):  # (environments, obs_dim)

@@ -126,13 +126,10 @@ def run_main(monkeypatch, capsys):
 
 @pytest.fixture(autouse=True)
 def same_state(monkeypatch, tmp_path):
-    """Every test begins with the same random numbers, in a folder of its own, and what it changes goes with it.
-
-    So does Python's handling of Ctrl-C, also of the processes that a test starts, as nohup ignores the signal.
-    """
+    """Every test begins with the same random numbers, in a folder of its own, and what it changes goes with it."""
     torch.manual_seed(0)
     np.random.seed(0)
     monkeypatch.chdir(tmp_path)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it, also for new processes
     yield
     signal.signal(signal.SIGINT, before)

@@ -83,7 +83,6 @@ def test_another_task_takes_its_settings_by_its_name_alone(ppo, settings):
     # What is given on the command line wins, also where it is the default of the script's own task.
     steps = module.Config.total_steps
     assert settings(module, f"--env-id Acrobot-v1 --total-steps {steps}") == module.Config(**other | dict(total_steps=steps))
-    # In Python, config_for gives the same.
     assert module.config_for("Acrobot-v1", total_steps=steps) == module.Config(**other | dict(total_steps=steps))
     assert module.config_for(module.Config.env_id, seed=3) == module.Config(seed=3)
 

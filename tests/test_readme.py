@@ -47,8 +47,7 @@ def test_every_command_runs(copy, run_main):
 
 def test_the_blocks_for_notebooks_run(copy, capsys):
     block = "".join(blocks("py")).replace("agent, _ =", 'train(Config(total_steps=250, save="cartpole.pt"))\nagent, _ =')
-    names = {}
-    exec(block.replace("Config(seed=3", "Config(seed=3, total_steps=1_000").replace('-v1", 100)', '-v1", 3)'), names)
+    exec(block.replace("Config(seed=3", "Config(seed=3, total_steps=1_000").replace('-v1", 100)', '-v1", 3)'), names := {})
     assert re.search(r"^\d+\.\d+$", capsys.readouterr().out, re.M) and names["agent"].scale.count == 250
 
 

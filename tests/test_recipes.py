@@ -143,6 +143,13 @@ def test_wandb_gets_what_is_printed(capsys):
                      for (log, step), (other, _) in zip(*[[call.args for call in calls] for calls in logs], strict=True)]
 
 
+def test_after_async_environments_that_fail_ctrl_c_still_works():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(gym.error.NameNotFound):
+        load(recipe="async").make_envs("Nonsense-v0", 2)
+    assert signal.getsignal(signal.SIGINT) is before is not signal.SIG_IGN
+
+
 def test_the_learning_rate_falls_along_a_cosine(monkeypatch):
     module, rates = load(recipe="optimizer"), []
     monkeypatch.setattr(module, "update", lambda agent, adamw, *_: rates.append(adamw.param_groups[0]["lr"]))

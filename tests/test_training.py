@@ -109,17 +109,14 @@ def test_evaluate_gives_the_scores_of_whole_first_episodes(script, corridor):
 def test_an_episode_that_never_ends_is_stopped_after_10_000_steps(script, corridor):
     module, task = load(script), corridor(script, None)
     agent, history = module.train(config_of(script, env_id=task, total_steps=1))
-    if script == "reinforce":
-        assert history[0] == (10_000, 10_000)
-        assert module.evaluate(agent, module.make_env(task), 1).tolist() == [10_000]
-    else:
-        assert module.evaluate(agent, module.make_envs(task, 1)).tolist() == [10_000]
+    where = [module.make_env(task), 1] if script == "reinforce" else [module.make_envs(task, 1)]
+    assert module.evaluate(agent, *where).tolist() == [10_000]
+    assert script != "reinforce" or history[0] == (10_000, 10_000)
 
 
 def test_a_max_grad_norm_of_inf_clips_nothing(script, corridor):
-    runs = [load(script).train(config_of(script, env_id=corridor(script, noise=1.0), max_grad_norm=norm))
-            for norm in (np.inf, 1e9, 1e-3)]
-    weights = [weights_of(agent).tolist() for agent, _ in runs]
+    configs = [config_of(script, env_id=corridor(script, noise=1.0), max_grad_norm=norm) for norm in (np.inf, 1e9, 1e-3)]
+    weights = [weights_of(load(script).train(config)[0]).tolist() for config in configs]
     assert weights[0] == weights[1] != weights[2]
 
 
@@ -155,8 +152,9 @@ import torch
 before = torch.get_num_threads(), torch.distributions.Distribution._validate_args
 import {name} as script
 assert before == (torch.get_num_threads(), torch.distributions.Distribution._validate_args)
-for settings in [{{}}] if script.__name__ == "reinforce" else [dict(save="kept.pt"), dict(load="kept.pt")]:
-    script.train(script.Config(total_steps=50 * (1 + ("load" in settings)), **settings))
+keep, resume = dict(save="kept.pt"), dict(load="kept.pt", save="kept.pt", total_steps=2_000)
+for settings in [{{}}] if script.__name__ == "reinforce" else [keep, resume]:
+    script.train(script.Config(**dict(total_steps=50) | settings))
 print([name for name in ("torch._dynamo", "sympy", "profile") if name in sys.modules])
 """
 
